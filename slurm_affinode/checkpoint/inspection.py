@@ -173,15 +173,15 @@ class TreeFacts:
     @property
     def stray(self) -> ProcessFacts | None:
         """A process that could not be restored into its session (``sessions.stray``)."""
-        known = {process.pid: process for process in self.processes}
-        if not self.processes or any(process.parent not in known for process in self.processes[1:]):
+        by_pid = {process.pid: process for process in self.processes}
+        if not self.processes or any(process.parent not in by_pid for process in self.processes[1:]):
             return None  # a parent has ended meanwhile: the stopped job is examined again
         tree = [
             sessions.SessionProcess(process.pid, process.parent, process.session, process.state == "Z")
             for process in self.processes
         ]
         stray_process = sessions.stray([replace(tree[0], parent=0), *tree[1:]])
-        return None if stray_process is None else known[stray_process.pid]
+        return None if stray_process is None else by_pid[stray_process.pid]
 
     @property
     def memory(self) -> int:
@@ -249,8 +249,8 @@ def collect(init_pid: int, root_pid: int, *, proc: Path = PROC, services: Servic
 
 def _collect(init: Process, root: Process, space: str, proc: Path, services: Services) -> TreeFacts:
     tree = _tree(root.id, proc)
-    known = {init.id, *tree}
-    strangers = [member for member in _members(space, proc) if member not in known]
+    member_ids = {init.id, *tree}
+    strangers = [member for member in _members(space, proc) if member not in member_ids]
     # Some may have been forked since the tree was read.
     late = [stranger for stranger in strangers if _is_below(stranger, set(tree), init.id, proc)]
     members = _facts_of_all([*tree, *late], proc, services)
@@ -274,11 +274,11 @@ def _tree(root: Id, proc: Path) -> list[Id]:
     for process in processes_elsewhere(proc=proc):
         with contextlib.suppress(OSError):
             children.setdefault(process.stat().parent, []).append(process.id)
-    ids, at = [root], 0
-    while at < len(ids):
+    ids, position = [root], 0
+    while position < len(ids):
         # A process older than its parent was the child of a previous process with the parent's PID.
-        ids += sorted(child for child in children.get(ids[at].pid, ()) if child.started >= ids[at].started)
-        at += 1
+        ids += sorted(child for child in children.get(ids[position].pid, ()) if child.started >= ids[position].started)
+        position += 1
     return ids
 
 
@@ -445,7 +445,7 @@ def _lines(path: Path) -> list[str]:
 
 def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
     """Return the targets of the descriptors, the total size of deleted files, and the protocols of sockets."""
-    seen: dict[str, None] = {}
+    targets: dict[str, None] = {}
     protocols: set[str] = set()
     deleted: dict[tuple[int, int], int] = {}
     try:
@@ -455,23 +455,23 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
     for name in entries:
         with contextlib.suppress(OSError):
             target = process.link(f"fd/{name}")
-            if target.startswith("socket:[") and target not in seen:
+            if target.startswith("socket:[") and target not in targets:
                 protocols |= _protocol(process, name)
             target = _state_of(process, name, target) or target
             if target.rfind("/") == 0 and _is_queue(process, name):
                 target = f"{QUEUE}{target}"
-            seen[target] = None
+            targets[target] = None
             if target.endswith(DELETED):
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
     with contextlib.suppress(OSError):
-        if _EVENTPOLL in seen and _polls_closed(process):
-            seen[CLOSED] = None
+        if _EVENTPOLL in targets and _polls_closed(process):
+            targets[CLOSED] = None
         if process.link("exe").startswith(MEMORY_FILE):
-            seen[EXECUTED] = None
+            targets[EXECUTED] = None
     if _maps_sealed(process):
-        seen[SEALED] = None
-    return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
+        targets[SEALED] = None
+    return tuple(sorted(targets)), sum(deleted.values()), frozenset(protocols)
 
 
 def _state_of(process: Process, descriptor: str, target: str) -> str | None:
@@ -580,9 +580,11 @@ def _protocol(process: Process, descriptor: str) -> set[str]:
 
 
 def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:
-    held = {file for member in members for file in member.files if file.startswith("/") and file.endswith(DELETED)}
+    deleted_files = {
+        file for member in members for file in member.files if file.startswith("/") and file.endswith(DELETED)
+    }
     streams, _, _ = _files(init)
-    return tuple(file.removesuffix(DELETED) for file in streams if file in held)
+    return tuple(file.removesuffix(DELETED) for file in streams if file in deleted_files)
 
 
 def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
@@ -605,10 +607,10 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
     objects = []
     for kind, key in _SYSV.items():
         head, *lines = _lines(proc / "sysvipc" / kind) or [""]
-        made = (dict(zip(head.split(), line.split(), strict=False)) for line in lines)
+        sysv_objects = (dict(zip(head.split(), line.split(), strict=False)) for line in lines)
         objects += [
             f"{kind} {object_[key]}"
-            for object_ in made
+            for object_ in sysv_objects
             if object_.get("cuid") == uids[0] and (kernel_text.number(object_.get("ctime")) or 0) >= began
         ]
     return tuple(objects)
@@ -678,9 +680,9 @@ def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
             return False
     except OSError:
         return False
-    for other in processes(proc=proc):
+    for candidate in processes(proc=proc):
         with contextlib.suppress(OSError):
-            status = other.status()
+            status = candidate.status()
             if status.get("Name", "").startswith(_MPS) and set(status.get("Uid", "").split()) & {"0", *map(str, uids)}:
                 return True
     return False
@@ -720,7 +722,7 @@ class TreeInspector:
         except OSError:
             return TreeFacts(init_pid, root_pid, ())
         with self._lock:
-            self._unresponsive = {known: value for known, value in self._unresponsive.items() if value.unresponsive}
+            self._unresponsive = {key: value for key, value in self._unresponsive.items() if value.unresponsive}
             calls = self._unresponsive.get(init) or FileSystemCalls(None, probe_s=self._limit_s)
         try:
             return calls(lambda: self._inspect(init_pid, root_pid))

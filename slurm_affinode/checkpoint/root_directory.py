@@ -83,28 +83,28 @@ def check_above(store: Path, *, owner: int) -> None:
 
 
 @contextmanager
-def directory(at: int, name: str, *, owner: int) -> Iterator[int]:
+def directory(directory_fd: int, name: str, *, owner: int) -> Iterator[int]:
     """Open a directory below another one. Raises ``FileNotFoundError``, and ``ImageDamaged`` for another owner's."""
-    fd = open_directory(at, name, owner=owner)
+    fd = open_directory(directory_fd, name, owner=owner)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def make_directory(at: int, name: str) -> None:
+def make_directory(directory_fd: int, name: str) -> None:
     """Create a directory unless it exists."""
     try:
-        os.mkdir(name, DIR_MODE, dir_fd=at)
+        os.mkdir(name, DIR_MODE, dir_fd=directory_fd)
     except FileExistsError:
         return
-    os.fsync(at)
+    os.fsync(directory_fd)
 
 
-def open_directory(at: int, name: str, *, owner: int) -> int:
+def open_directory(directory_fd: int, name: str, *, owner: int) -> int:
     """As ``directory``; the caller closes it."""
     try:
-        fd = os.open(name, _DIRECTORY, dir_fd=at)
+        fd = os.open(name, _DIRECTORY, dir_fd=directory_fd)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -122,10 +122,10 @@ def _wrong(error: OSError) -> type[ImageDamaged]:
 
 
 @contextmanager
-def file(at: int, name: str, *, owner: int, size: int | None = None) -> Iterator[int]:
+def file(directory_fd: int, name: str, *, owner: int, size: int | None = None) -> Iterator[int]:
     """Open a regular file of ``owner``: one link, private mode, this size. Raises ``ImageDamaged``."""
     try:
-        fd = os.open(name, _FILE, dir_fd=at)
+        fd = os.open(name, _FILE, dir_fd=directory_fd)
     except OSError as error:
         raise _wrong(error)(f"{name}: cannot be opened: {error.strerror}") from None
     try:
@@ -143,9 +143,9 @@ def file(at: int, name: str, *, owner: int, size: int | None = None) -> Iterator
         os.close(fd)
 
 
-def read(at: int, name: str, *, owner: int, limit: int) -> bytes:
+def read(directory_fd: int, name: str, *, owner: int, limit: int) -> bytes:
     """Return the contents of a small file. Raises ``ImageDamaged``."""
-    with file(at, name, owner=owner) as fd:
+    with file(directory_fd, name, owner=owner) as fd:
         data = bytearray()
         while chunk := os.read(fd, 1 << 20):
             data += chunk
@@ -154,57 +154,59 @@ def read(at: int, name: str, *, owner: int, limit: int) -> bytes:
         return bytes(data)
 
 
-def write(at: int, name: str, data: bytes) -> None:
+def write(directory_fd: int, name: str, data: bytes) -> None:
     """Create a file and sync its contents; its directory entry is not synced."""
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=at)
-    with os.fdopen(fd, "wb") as made:
-        os.fchmod(made.fileno(), FILE_MODE)
-        made.write(data)
-        made.flush()
-        os.fsync(made.fileno())
+    fd = os.open(
+        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=directory_fd
+    )
+    with os.fdopen(fd, "wb") as new_file:
+        os.fchmod(new_file.fileno(), FILE_MODE)
+        new_file.write(data)
+        new_file.flush()
+        os.fsync(new_file.fileno())
 
 
 @contextmanager
-def reading(at: int) -> Iterator[int]:
-    """Open a directory again, with its own position: other threads may list it through ``at`` meanwhile."""
-    fd = os.open(".", _DIRECTORY, dir_fd=at)
+def reading(directory_fd: int) -> Iterator[int]:
+    """Open a directory again, with its own position: other threads may list it through ``directory_fd`` meanwhile."""
+    fd = os.open(".", _DIRECTORY, dir_fd=directory_fd)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def names(at: int) -> list[str]:
+def names(directory_fd: int) -> list[str]:
     """Return the names in a directory, sorted."""
-    with reading(at) as fd, os.scandir(fd) as entries:
+    with reading(directory_fd) as fd, os.scandir(fd) as entries:
         return sorted(entry.name for entry in entries)
 
 
-def is_full(at: int) -> bool:
+def is_full(directory_fd: int) -> bool:
     """Return whether a file system is read-only, or nearly out of space or inodes."""
-    facts = os.fstatvfs(at)
+    facts = os.fstatvfs(directory_fd)
     if facts.f_flag & os.ST_RDONLY:
         return True
     return facts.f_bavail * facts.f_frsize < _LITTLE or (facts.f_files > 0 and facts.f_favail == 0)
 
 
-def size_of(at: int) -> int:
+def size_of(directory_fd: int) -> int:
     """Return the bytes taken by all regular files below a directory."""
     total = 0
-    with reading(at) as fd, os.scandir(fd) as entries:
+    with reading(directory_fd) as fd, os.scandir(fd) as entries:
         for entry in entries:
             with suppress(OSError):  # it was removed
-                total += _size_of_entry(at, entry)
+                total += _size_of_entry(directory_fd, entry)
     return total
 
 
-def _size_of_entry(at: int, entry: os.DirEntry[str]) -> int:
+def _size_of_entry(directory_fd: int, entry: os.DirEntry[str]) -> int:
     facts = entry.stat(follow_symlinks=False)
     if stat.S_ISREG(facts.st_mode):
         return min(facts.st_size, facts.st_blocks * 512)  # holes take no space
     if not stat.S_ISDIR(facts.st_mode):
         return 0
-    below = os.open(entry.name, _DIRECTORY, dir_fd=at)
+    below = os.open(entry.name, _DIRECTORY, dir_fd=directory_fd)
     try:
         return size_of(below)
     finally:
@@ -221,17 +223,21 @@ def open_place(root: int, path: str, flags: int = 0) -> int:
     return _openat2(root, path, os.O_PATH | flags, _RESOLVE)
 
 
-def open_beneath(at: int, path: str, flags: int) -> int:
+def open_beneath(directory_fd: int, path: str, flags: int) -> int:
     """Open a file below a directory, on the same file system, through no link at all. The caller closes it.
 
     Raises ``OSError``: ``ELOOP`` for a link, ``EXDEV`` for a mount point.
     """
-    return _openat2(at, path, flags, _RESOLVE_BENEATH)
+    return _openat2(directory_fd, path, flags, _RESOLVE_BENEATH)
 
 
-def _openat2(at: int, path: str, flags: int, resolve: int) -> int:
-    how = (ctypes.c_uint64 * 3)(os.O_CLOEXEC | flags, 0, resolve)
-    fd = int(_LIBC.syscall(_SYS_OPENAT2, at, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
+def _openat2(directory_fd: int, path: str, flags: int, resolve: int) -> int:
+    open_how = (ctypes.c_uint64 * 3)(os.O_CLOEXEC | flags, 0, resolve)
+    fd = int(
+        _LIBC.syscall(
+            _SYS_OPENAT2, directory_fd, path.encode(errors="surrogateescape"), open_how, ctypes.sizeof(open_how)
+        )
+    )
     if fd < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)

@@ -143,9 +143,9 @@ class Watch:
         """
         if job_pids is not None:
             with contextlib.suppress(GpuError):
-                held = [process.used_mib for process in self._driver.processes(device) if process.pid in job_pids]
-                if None not in held:
-                    return int(sum(filter(None, held)) * MIB)
+                used_mib = [process.used_mib for process in self._driver.processes(device) if process.pid in job_pids]
+                if None not in used_mib:
+                    return int(sum(filter(None, used_mib)) * MIB)
         return None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
 
     def _shared(self, device: Device, memory: _Memory, job_pids: frozenset[int]) -> GpuActivity | None:
@@ -170,8 +170,8 @@ class Watch:
             max((getattr(usage, of) for usage in job_usages), default=0.0) for of in ("sm_pct", "memory_pct")
         )
         signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
-        held = sum(process.used_mib or 0.0 for process in processes if process.pid in job_pids)
-        return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))
+        used_mib = sum(process.used_mib or 0.0 for process in processes if process.pid in job_pids)
+        return GpuActivity(name_of(device), signals, int(used_mib * MIB), self._xid(device, reading, memory))
 
     def _processes(self, device: Device, memory: _Memory) -> float | None:
         """Return the utilization of the busiest process since the last sample, in percent.

@@ -129,13 +129,13 @@ def _python_program(arguments: Sequence[str]) -> tuple[str, str]:
             return word.rpartition("/")[2], ""
         if word.startswith("--"):
             continue
-        for at, letter in enumerate(word[1:], 2):
+        for index, letter in enumerate(word[1:], 2):
             if letter == "c":
                 return "", ""
             if letter == "m":
-                return "", word[at:] or next(rest, "")
+                return "", word[index:] or next(rest, "")
             if letter in _WITH_VALUE:
-                if not word[at:]:
+                if not word[index:]:
                     next(rest, "")
                 break
     return "", ""

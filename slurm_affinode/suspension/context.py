@@ -72,8 +72,8 @@ class Reservations:
         """
         with self._lock:
             total = 0
-            for other, count in self._held.items():
-                if other == job_id:
+            for key, count in self._held.items():
+                if key == job_id:
                     break
                 total += count
             return total
@@ -132,7 +132,12 @@ class Scratch(Protocol):
         ...
 
     def find(
-        self, init: Id, tree: Collection[Id], owner: User, periods: Sequence[tuple[float, float]], others: str | None
+        self,
+        init: Id,
+        tree: Collection[Id],
+        owner: User,
+        periods: Sequence[tuple[float, float]],
+        other_jobs: str | None,
     ) -> ScratchSearchResult:
         """Return the files of a stopped job. Never raises."""
         ...
@@ -150,7 +155,7 @@ class Scratch(Protocol):
         """Create the files of an image. Raises ``RestoreFailed``; nothing is left then."""
         ...
 
-    def remove(self, init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
+    def remove(self, init: Id, inodes: Mapping[str, tuple[int, int]], user: User) -> None:
         """Remove the files that ``restore_files`` has created. Never raises; may be repeated."""
         ...
 

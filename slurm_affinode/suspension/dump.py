@@ -171,12 +171,12 @@ class RequeueEnding(Ending[DumpAttempt]):
         if closed is not None:
             text = f"it has {one_line(closed)} open, which its user can no longer open (the rights to it have changed)"
             raise Refused(Refusal(RefusalCode.UNDUMPABLE, text))
-        held = gpu_memory(self._gpus, cuda)
-        gpus = visible_gpus(self._cuda, self._gpus, allocated, held) if cuda else ()
+        held_memory = gpu_memory(self._gpus, cuda)
+        gpus = visible_gpus(self._cuda, self._gpus, allocated, held_memory) if cuda else ()
         facts = replace(
             first_facts(job, why, members, cuda, self._now()),
             root_pid=root.pid, gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None,
-            gpu_bytes=sum(held.values()),
+            gpu_bytes=sum(held_memory.values()),
         )  # fmt: skip
         return DumpAttempt(
             job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus,
@@ -226,7 +226,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         job = attempt.job
         attempt.periods = self._periods(attempt)
         # Accounting may take seconds to respond: queried before the stop. Jobs that start later have processes.
-        others = self._other_jobs(job, attempt.periods[0][0]) if self._scratch.copies else None
+        other_jobs = self._other_jobs(job, attempt.periods[0][0]) if self._scratch.copies else None
         members = self._processes.all_processes(job.init_pid, job.init_started)
         before = attempt.stopped_by_others(members)  # may have changed since it began
         announce(self._registry, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
@@ -243,7 +243,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             raise AbortedError(refusals[0].text)
         all_processes = [member.id for member in self._processes.all_processes(job.init_pid, job.init_started)]
         attempt.periods = self._periods(attempt)
-        attempt.scratch = self._scratch.find(job.init, all_processes, job.owner, attempt.periods, others)
+        attempt.scratch = self._scratch.find(job.init, all_processes, job.owner, attempt.periods, other_jobs)
         files = 0 if attempt.scratch.why_not is not None else attempt.scratch.total_bytes
         attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES) + files  # includes the GPU memory by now
 
@@ -256,12 +256,12 @@ class RequeueEnding(Ending[DumpAttempt]):
     def _other_jobs(self, job: WatchedJob, since_epoch: float) -> str | None:
         """Return why other jobs of the user may have created files on this node; ``None``: there were none."""
         try:
-            others = sorted(set(self._jobs_on_node(job.uid, since_epoch)) - {job.job_id})
+            other_jobs = sorted(set(self._jobs_on_node(job.uid, since_epoch)) - {job.job_id})
         except AffinodeError as error:
             return f"it is not known whether other jobs of its user ran on this node: {one_line(str(error))}"
-        if not others:
+        if not other_jobs:
             return None
-        return f"other jobs of its user ran on this node, and may have created some of them: {others[-1]}"
+        return f"other jobs of its user ran on this node, and may have created some of them: {other_jobs[-1]}"
 
     def _dump(self, attempt: DumpAttempt) -> None:
         job = attempt.job

@@ -231,7 +231,7 @@ class DaemonCalls:
 
     idle_s: Callable[[int], float | None] = lambda job_id: None
     """Returns how long a job has been idle; ``None`` if the policy would not suspend it for another job."""
-    woken: Callable[[int, str, float | None], None] = lambda job_id, how, slept_s: None
+    woken: Callable[[int, str, float | None], None] = lambda job_id, text, slept_s: None
     """Called when a job runs again, with a description of its wake and the length of its sleep; ``None``: it was moved
     out although it was busy."""
     pressed: Callable[[], None] = lambda: None

@@ -54,13 +54,13 @@ def shortage(
     ``needs``: UUID of a GPU -> bytes in use there; ``free``: UUID -> bytes free now; ``pairs``: old UUID -> new UUID.
     """
     needed: dict[str, int] = {}
-    for uuid, held in needs.items():
+    for uuid, held_bytes in needs.items():
         target = uuid if pairs is None else pairs.get(uuid, uuid)
-        needed[target] = needed.get(target, 0) + held
-    for uuid, held in needed.items():
+        needed[target] = needed.get(target, 0) + held_bytes
+    for uuid, held_bytes in needed.items():
         available = free.get(uuid)
-        if held and available is not None and available < held + MARGIN:
-            return f"{size(held + MARGIN)} are needed on {uuid}, {size(available)} are free there"
+        if held_bytes and available is not None and available < held_bytes + MARGIN:
+            return f"{size(held_bytes + MARGIN)} are needed on {uuid}, {size(available)} are free there"
     return None
 
 
@@ -89,21 +89,21 @@ def gpu_memory(gpus: Gpus, pids: Collection[int]) -> dict[str, int]:
 
 
 def visible_gpus(
-    cuda: CudaDriver, gpus: Gpus, allocated: Iterable[Device], held: Mapping[str, int] | None = None
+    cuda: CudaDriver, gpus: Gpus, allocated: Iterable[Device], held_bytes: Mapping[str, int] | None = None
 ) -> tuple[GpuFact, ...]:
     """Return every GPU that the CUDA driver lists, in its order. Raises ``CheckpointError`` and ``GpuError``.
 
-    ``allocated``: the GPUs of the job; ``held``: UUID -> bytes that it holds.
+    ``allocated``: the GPUs of the job; ``held_bytes``: UUID -> bytes that it holds.
     """
-    known = {device.uuid: device for device in gpus.devices() if device.mig is None}
+    device_by_uuid = {device.uuid: device for device in gpus.devices() if device.mig is None}
     allocated_uuids = {device.uuid for device in allocated}
     return tuple(
         GpuFact(
             uuid,
-            (known[uuid].model if uuid in known else None) or "unknown",
-            round((known[uuid].memory_mib or 0) * MIB) if uuid in known else 0,
+            (device_by_uuid[uuid].model if uuid in device_by_uuid else None) or "unknown",
+            round((device_by_uuid[uuid].memory_mib or 0) * MIB) if uuid in device_by_uuid else 0,
             allocated=uuid in allocated_uuids,
-            held_bytes=(held or {}).get(uuid, 0),
+            held_bytes=(held_bytes or {}).get(uuid, 0),
         )
         for uuid in cuda.devices()
     )

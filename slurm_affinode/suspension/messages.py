@@ -58,8 +58,8 @@ def sleeps_in_place(comment: str | None) -> bool:
 
 def comment(agent_text: str, before: str | None) -> str:
     """Return our comment, followed by the owner's."""
-    kept = comment_of_owner(before)
-    text = f"{agent_text}{_BEHIND}{kept}" if kept else agent_text
+    owner_comment = comment_of_owner(before)
+    text = f"{agent_text}{_BEHIND}{owner_comment}" if owner_comment else agent_text
     return text.encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
 
 
@@ -163,8 +163,8 @@ def next_try(job: str, retry_epoch: float | None) -> str:
     """Return how a restore that failed is retried. ``retry_epoch``: when the agent does it; ``None``: on request."""
     if retry_epoch is None:
         return f"try again with: slurm-affinode wake {job}"
-    at = named(datetime.fromtimestamp(retry_epoch, UTC), UTC)
-    return f"next try after {at}, or with: slurm-affinode wake {job}"
+    retry_time = named(datetime.fromtimestamp(retry_epoch, UTC), UTC)
+    return f"next try after {retry_time}, or with: slurm-affinode wake {job}"
 
 
 def asleep(why: str, held_bytes: int, job: str, *, on_request: bool) -> str:

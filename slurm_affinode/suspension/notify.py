@@ -213,12 +213,12 @@ class SuspensionOutcomes:
     def _note(self, record: SuspensionRecord, required: str | None = None) -> None:
         """Write the note once per suspension: an existing one also records later requests and failures."""
         notes = self._notes
-        made = replace(record.note(self._node, self._now()), required=required)
-        noted = notes.read(made.cluster, made.job_id)
-        if noted is not None and (noted.seq, noted.began_ms) == (made.seq, made.began_ms):
+        new_note = replace(record.note(self._node, self._now()), required=required)
+        noted = notes.read(new_note.cluster, new_note.job_id)
+        if noted is not None and (noted.seq, noted.began_ms) == (new_note.seq, new_note.began_ms):
             return
         try:
-            notes.write(made)
+            notes.write(new_note)
         except AffinodeError as error:
             LOG.warning("job %s: %s", record.key.job_id, error)
 

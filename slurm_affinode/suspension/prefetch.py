@@ -47,11 +47,11 @@ class Prefetcher:
         try:
             self._tiers.relieve()  # first: it does not wait for the shared file system
             plans = self._plans()
-            known = self._read_notes(plans)
-            self._tiers.retention.waiting({(note.key.name, note.seq) for note in known})
+            known_notes = self._read_notes(plans)
+            self._tiers.retention.waiting({(note.key.name, note.seq) for note in known_notes})
             if self._under_way is not None and not self._under_way.done():
                 return
-            notes = [note for note in known if not note.given_up]
+            notes = [note for note in known_notes if not note.given_up]
             work = [*self._to_repair(notes), *self._to_bring(notes, plans)]
             if work:
                 self._under_way = self._queue.submit(self._run, work)

@@ -56,8 +56,8 @@ class SuspendedJobs:
         suspended, unknown = [], self._absences.all()
         without = list(self._without_note())  # first: a note that is written meanwhile is read below
         notes = [note for note in self._notes.all() if note.cluster == self._cluster]
-        known = {note.key for note in notes}
-        for note in (*notes, *(note for note in without if note.key not in known)):
+        note_keys = {note.key for note in notes}
+        for note in (*notes, *(note for note in without if note.key not in note_keys)):
             where = "shared" if (note.key.name, note.seq) in shared else "node"
             available = where == "shared" or (note.key.name, note.seq) in local or note.node != self._node
             if not available and not note.given_up:
@@ -198,13 +198,13 @@ class JobKeeper:
         self._waiting[journal.key] = journal
 
     def _try(self, journal: JobJournal) -> None:
-        done = False
+        completed = False
         with surviving(LOG, "job %s: recovery failed, by a fault of the agent", journal.key.job_id):
             try:
-                done = self.take_up(journal)
+                completed = self.take_up(journal)
             except AffinodeError as error:
                 LOG.warning("job %s: %s", journal.key.job_id, error)
-        if done:
+        if completed:
             self._waiting.pop(journal.key, None)
             self._logged.pop(journal.key, None)
         else:

@@ -274,9 +274,9 @@ def of_tree(
     for text in dict.fromkeys(filter(None, (process.lost for process in tree.processes))):
         refuse(RefusalCode.KERNEL_STATE, text, [process for process in tree.processes if process.lost == text])
     refuse(RefusalCode.IO_URING, "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
-    others = {name for process in tree.processes for name in process.protocols} - _PROTOCOLS
-    refuse(RefusalCode.SOCKET_KIND, f"has a socket that cannot be dumped ({', '.join(sorted(others))})",
-           [process for process in tree.processes if process.protocols & others])  # fmt: skip
+    other_protocols = {name for process in tree.processes for name in process.protocols} - _PROTOCOLS
+    refuse(RefusalCode.SOCKET_KIND, f"has a socket that cannot be dumped ({', '.join(sorted(other_protocols))})",
+           [process for process in tree.processes if process.protocols & other_protocols])  # fmt: skip
     refuse(RefusalCode.RDMA, "uses RDMA (InfiniBand)", having(_RDMA))
     refuse(RefusalCode.NAMESPACES, "is in namespaces of its own (a container)",
            [process for process in living if _elsewhere(process, tree)])  # fmt: skip
@@ -311,9 +311,11 @@ def _of_files(tree: TreeFacts, cuda_users: Collection[int]) -> list[Refusal]:
     for pattern, text in _UNDUMPABLE.items():
         refuse(text, _having(tree, re.compile(pattern)))
     for process in tree.processes:
-        other = next(filter(_OTHER_KIND.fullmatch, process.files), None)
-        if other is not None and process.pid not in cuda_users:  # those of the driver are closed with its device files
-            refuse(f"has {other} open, which cannot be dumped", [process])
+        other_kind = next(filter(_OTHER_KIND.fullmatch, process.files), None)
+        if (
+            other_kind is not None and process.pid not in cuda_users
+        ):  # those of the driver are closed with its device files
+            refuse(f"has {other_kind} open, which cannot be dumped", [process])
     # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
     for process in tree.processes:
         if process.unlasting:
@@ -513,9 +515,9 @@ class SlurmFacts:
         """
         if not job.devices or not needs_all_gpus(self._cuda.capabilities()):
             return False
-        others = {device.uuid for device in self._gpus.devices()} - {device.uuid for device in job.devices}
+        other_gpus = {device.uuid for device in self._gpus.devices()} - {device.uuid for device in job.devices}
         closed = self._setting("ConstrainDevices") in ("yes", "true") and "task/cgroup" in self._setting("TaskPlugin")
-        return bool(others) and closed
+        return bool(other_gpus) and closed
 
     def _setting(self, name: str) -> str:
         if self._now() - self._queried_s >= _RETRY_S:

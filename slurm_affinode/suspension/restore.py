@@ -263,14 +263,14 @@ class JobRestorer:
         """
         who = f"{self._node}/{arrival.init_pid}/{arrival.init_started}"
         try:
-            other = self._notes.claim(run, who, former=image.former)
+            other_claim = self._notes.claim(run, who, former=image.former)
         except NoAnswerError as error:
             if not self._last(image.manifest, run, job):
                 raise ImageUnanswered(f"its restore cannot be claimed: {error.strerror}") from None
             LOG.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
             return
-        if other is not None:
-            raise RestoreInterrupted(f"its image is being restored elsewhere ({other})")
+        if other_claim is not None:
+            raise RestoreInterrupted(f"its image is being restored elsewhere ({other_claim})")
 
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Return the reply for a job with data in a store, but no image for this attempt."""
@@ -336,16 +336,16 @@ class JobRestorer:
         if loss is None:
             return None
         action = AfterLoss.IMAGE if loss.verdict is None else loss.verdict.action
-        held = replace(loss.restore, held=loss.restore.held or action is AfterLoss.HOLD)
+        held_restore = replace(loss.restore, held=loss.restore.held or action is AfterLoss.HOLD)
         try:
             if action is AfterLoss.START:
                 started = replace(
-                    held, run=placing.job.restarts, node=self._node, restored_epoch=self._clock.now(), lost_epoch=None,
-                    discarded=True, lost_s=loss.restore.ran_s,
+                    held_restore, run=placing.job.restarts, node=self._node, restored_epoch=self._clock.now(),
+                    lost_epoch=None, discarded=True, lost_s=loss.restore.ran_s,
                 )  # fmt: skip
                 self._notes.write_restore(started)
             else:
-                self._notes.write_restore(held)
+                self._notes.write_restore(held_restore)
         except AffinodeError as error:
             if action is AfterLoss.IMAGE:
                 LOG.warning("job %s: %s", placing.arrival.job_id, error)
@@ -428,8 +428,8 @@ class JobRestorer:
         self._clean(arrival)
         self._check(arrival)
         if manifest.cuda_pids:
-            held = self._held(placing.job)
-            self._wait_for_memory(held, manifest.gpus, self._gpu_pairs(placing, held))
+            devices = self._held(placing.job)
+            self._wait_for_memory(devices, manifest.gpus, self._gpu_pairs(placing, devices))
         with contextlib.ExitStack() as stack:
             top = copy.tier.store.open(copy.image)
             stack.callback(os.close, top)
@@ -503,9 +503,9 @@ class JobRestorer:
         if not self._processes.alive(arrival.init_pid, arrival.init_started):
             raise RestoreInterrupted("its shepherd has ended")
 
-    def _gpu_pairs(self, placing: _Placing, held: Sequence[Device]) -> dict[str, str] | None:
+    def _gpu_pairs(self, placing: _Placing, devices: Sequence[Device]) -> dict[str, str] | None:
         """Return the UUID of each GPU that it had -> that of the one that it has now; ``None``: all are the same."""
-        pairs = pair_gpus(placing.manifest.gpus, visible_gpus(self._cuda, self._gpus, held))
+        pairs = pair_gpus(placing.manifest.gpus, visible_gpus(self._cuda, self._gpus, devices))
         if isinstance(pairs, Refusal):
             raise RestoreInterrupted(pairs.text)  # Slurm may give it other GPUs the next time
         return pairs
@@ -518,13 +518,15 @@ class JobRestorer:
             raise RestoreInterrupted("Slurm does not report which GPUs of this node the job has")
         return devices
 
-    def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:
+    def _wait_for_memory(
+        self, devices: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None
+    ) -> None:
         """Wait for free memory on each GPU: a restore that runs out of GPU memory fails permanently."""
         needs = {gpu.uuid: gpu.held_bytes for gpu in old}
         deadline = self._clock.now() + self._settings.free_s
         while True:
             try:
-                why = shortage(needs, {device.uuid: self._gpus.free_bytes(device) for device in held}, pairs)
+                why = shortage(needs, {device.uuid: self._gpus.free_bytes(device) for device in devices}, pairs)
             except GpuError as error:
                 raise RestoreInterrupted(str(error)) from None
             if why is None:
@@ -580,8 +582,8 @@ class JobRestorer:
         if status is None:
             LOG.warning("job %s: its script has ended after its restore; how is unknown", arrival.job_id)
         elif os.WIFSIGNALED(status):
-            how = messages.signal_name(os.WTERMSIG(status))
-            raise RestoreFailed(f"its script was ended by {how} {span(ran)} after it was restored")
+            signal_name = messages.signal_name(os.WTERMSIG(status))
+            raise RestoreFailed(f"its script was ended by {signal_name} {span(ran)} after it was restored")
 
     def _announce(self, placing: _Placing, fds: Mapping[int, int | None], scratch: ScratchRestored) -> None:
         """Write the notice before the tree runs, so that it precedes the next output of the tree."""
@@ -763,13 +765,14 @@ class JobRestorer:
             return
         key = JobKey(self._cluster, job.job_id, 0) if manifest is None else manifest.key
         began = 0.0 if manifest is None else manifest.started_epoch
-        held = () if manifest is None else tuple(gpu for gpu in manifest.gpus if gpu.allocated)
+        allocated_gpus = () if manifest is None else tuple(gpu for gpu in manifest.gpus if gpu.allocated)
         self._mailer.deliver(
             SuspensionMail(
                 kind, key.cluster, key.job_id, job.user, self._node, self._clock.now(),
                 mail.event(key, began, job.restarts), shown=job.id, job_name=job.name,
-                partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(held) or None,
-                gpu_model=held[0].model if held else None, gpu_bytes=None if manifest is None else manifest.gpu_bytes,
+                partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(allocated_gpus) or None,
+                gpu_model=allocated_gpus[0].model if allocated_gpus else None,
+                gpu_bytes=None if manifest is None else manifest.gpu_bytes,
                 slept_s=slept_s, fresh=self._settings.fresh if fresh is None else fresh, lost=loss is not None,
                 lost_s=None if loss is None else loss.restore.ran_s,
                 checkpoint_epoch=None if loss is None or manifest is None else manifest.dumped_epoch,

@@ -85,7 +85,7 @@ class Ending(ABC, Generic[A]):
         """Return facts about the image to be made; ``None`` if there will be none."""
         return None
 
-    def of_gpu(self, held: Mapping[str, int]) -> Iterable[Refusal]:
+    def of_gpu(self, held_bytes: Mapping[str, int]) -> Iterable[Refusal]:
         """Return reasons found in its GPU memory, UUID -> bytes. Raises ``GpuError``."""
         return ()
 
@@ -156,8 +156,8 @@ class JobSuspender:
         tree = self._inspect(job.init_pid, root)
         try:
             users = cuda_users(self._cuda, (member.pid for member in members))
-            held = gpu_memory(self._gpus, users)
-            used = sum(held.values())
+            held_bytes = gpu_memory(self._gpus, users)
+            used = sum(held_bytes.values())
             mig = any(device.mig is not None for device in job.devices or ())
             reasons += refusals.refusals(
                 JobFacts.of(job.slurm),
@@ -167,7 +167,7 @@ class JobSuspender:
                 owner=job.owner,
                 image=ending.image(job, tree, used),
             )
-            reasons += ending.of_gpu(held)
+            reasons += ending.of_gpu(held_bytes)
         except (CheckpointError, GpuError) as error:
             # The version of a driver that is too old explains more than a missing function.
             reasons.append(Refusal(RefusalCode.DRIVER, self._cuda.capabilities().why_not or str(error)))
@@ -224,8 +224,8 @@ class JobSuspender:
             in_use = False
             try:
                 self._lock_all(attempt)
-                if (seen := sample_again()) is not None:
-                    raise InUseError(f"it is no longer idle: {seen}")
+                if (activity := sample_again()) is not None:
+                    raise InUseError(f"it is no longer idle: {activity}")
                 ending.recheck(attempt)
                 cuda = attempt.facts.cuda_pids or ()
                 allowance = self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt, but=cuda))

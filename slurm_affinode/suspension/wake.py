@@ -258,16 +258,16 @@ class JobWaker:
                 continue
             self._try_release(note, job)
 
-    def _try_release(self, note: Note, listed: Job) -> None:
+    def _try_release(self, note: Note, queued_job: Job) -> None:
         """Release a job; if Slurm refuses, other jobs are released nevertheless."""
         try:
-            job = self._slurm.job(listed.job_id)
+            job = self._slurm.job(queued_job.job_id)
             if not job.held_by_admin:  # only an administrator may release it
                 self._release(note, job)
         except ControllerDownError:
             raise
         except AffinodeError as error:
-            LOG.warning("job %s: cannot be released: %s", listed.job_id, error)
+            LOG.warning("job %s: cannot be released: %s", queued_job.job_id, error)
 
     def _release(self, note: Note, job: Job) -> bool:
         """Release the job if its image is available wherever it may start; return whether it is released."""
@@ -372,11 +372,11 @@ def why_unavailable(name: str, nodes: Sequence[Node]) -> str | None:
 def waited_for(job: Job, jobs: Sequence[Job], own_jobs: set[int]) -> bool:
     """Return whether another job waits for GPUs that this one would take: that job has precedence."""
     return any(
-        other.pending
-        and not other.held
-        and other.job_id not in own_jobs
-        and other.gpus_requested is not None
-        and (other.reason is None or other.reason in WAITS_FOR_ROOM)
-        and bool(set(other.partitions) & set(job.partitions))
-        for other in jobs
+        pending_job.pending
+        and not pending_job.held
+        and pending_job.job_id not in own_jobs
+        and pending_job.gpus_requested is not None
+        and (pending_job.reason is None or pending_job.reason in WAITS_FOR_ROOM)
+        and bool(set(pending_job.partitions) & set(job.partitions))
+        for pending_job in jobs
     )

@@ -26,7 +26,7 @@ _MOST_CPUS = 1 << 16
 def record(directory_fd: int, space: Namespace) -> None:
     """Record the threads of a stopped tree that do not use all CPUs of their job."""
     job_cpus = sorted(_cpus(space.init.status()))
-    positions = {cpu: at for at, cpu in enumerate(job_cpus)}
+    positions = {cpu: index for index, cpu in enumerate(job_cpus)}
     affinities: dict[str, list[int]] = {}
     for _, process in space.processes():
         for inner, outer in _threads(process):
@@ -56,7 +56,7 @@ def restore(image: PrivateImage, space: Namespace) -> None:
         for inner, outer in _threads(process):
             if inner in masks:
                 with suppress(OSError):
-                    os.sched_setaffinity(outer, {job_cpus[at] for at in masks[inner]})
+                    os.sched_setaffinity(outer, {job_cpus[index] for index in masks[inner]})
                 process.check()
 
 

@@ -326,9 +326,9 @@ class Criu:
                 raise RestoreInterrupted("the job's PID namespace is not empty")
             names = stack.enter_context(ExitStack())
             names.callback(deleted_files.settle, init, image.fd, user)
-            made = local_files.restore_files(init, image.fd, image.open, user, created=created)
+            restored_files = local_files.restore_files(init, image.fd, image.open, user, created=created)
             undo = stack.enter_context(ExitStack())
-            undo.callback(local_files.remove, init, made, user)
+            undo.callback(local_files.remove, init, restored_files, user)
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )
@@ -511,17 +511,17 @@ def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, al
     Cgroups that this process is in as well are left out unless ``also_own`` is set.
     """
     try:
-        with Process(pid, proc=proc) as held:
-            return _cgroup_files(held, root, proc=proc, also_own=also_own)
+        with Process(pid, proc=proc) as process:
+            return _cgroup_files(process, root, proc=proc, also_own=also_own)
     except OSError:
         return []
 
 
 def _cgroup_files(
-    held: Process, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_own: bool = False
+    process: Process, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_own: bool = False
 ) -> list[Path]:
     try:
-        job_lines = os.fsdecode(held.read("cgroup")).split("\n")
+        job_lines = os.fsdecode(process.read("cgroup")).split("\n")
         own_lines = set(kernel_text.lines(proc / "self" / "cgroup"))
     except OSError:
         return []

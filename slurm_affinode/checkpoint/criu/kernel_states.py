@@ -397,9 +397,9 @@ def _instruction(process: Process, memory: int) -> int:
     for line in process.text_lines("maps"):
         if line.endswith("[vdso]"):
             first, _, last = line.split()[0].partition("-")
-            at = os.pread(memory, int(last, 16) - int(first, 16), int(first, 16)).find(_INSTRUCTION)
-            if at >= 0:
-                return int(first, 16) + at
+            offset = os.pread(memory, int(last, 16) - int(first, 16), int(first, 16)).find(_INSTRUCTION)
+            if offset >= 0:
+                return int(first, 16) + offset
     raise OSError(0, "it has unmapped the vDSO")
 
 
@@ -437,17 +437,17 @@ def clear_death_signals(image: PrivateImage) -> None:
     for thread in dict.fromkeys([integer(root, _PID), *repeated(root, _THREADS)]):
         name = f"core-{thread}.img"
         data = image.read(name)
-        made = data[:_MAGICS] + b"".join(framed(_without_signal(body)) for body in bodies(data))
-        if made != data:
-            image.replace(name, made)
+        rewritten = data[:_MAGICS] + b"".join(framed(_without_signal(body)) for body in bodies(data))
+        if rewritten != data:
+            image.replace(name, rewritten)
 
 
 def _without_signal(core: bytes) -> bytes:
-    made = []
+    entries = []
     for number, value, begin, end in spans(core):
         if number == _THREAD_CORE and isinstance(value, bytes):
-            kept = b"".join(value[first:last] for field, _, first, last in spans(value) if field != _SIGNAL)
-            made.append(encoded(number, kept))
+            other_fields = b"".join(value[first:last] for field, _, first, last in spans(value) if field != _SIGNAL)
+            entries.append(encoded(number, other_fields))
         else:
-            made.append(core[begin:end])
-    return b"".join(made)
+            entries.append(core[begin:end])
+    return b"".join(entries)

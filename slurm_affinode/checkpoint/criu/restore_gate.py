@@ -70,7 +70,9 @@ class Gate:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop waiting for messages. Raises the error of a failed call, which explains any error of CRIU."""
         os.close(self._end)
         self._thread.join()
@@ -194,7 +196,7 @@ def of_image(directory_fd: int, number: int) -> Credentials | None:
         return None
 
     def bits(field: int) -> int:
-        return sum(word << 32 * at for at, word in enumerate(repeated(creds, field)))
+        return sum(word << 32 * index for index, word in enumerate(repeated(creds, field)))
 
     # CRIU records filters that all threads share with the main thread only, and sets them for all threads at once. The
     # kernel's values are checked before the process tree runs.
@@ -231,8 +233,8 @@ def excess(credentials: Credentials, permitted: Credentials) -> str | None:
 
 
 def _below(fields: Message, number: int) -> Message | None:
-    value, *others = fields.get(number, [None])
-    if others:  # CRIU merges them
+    value, *further_values = fields.get(number, [None])
+    if further_values:  # CRIU merges them
         raise BadImage(f"field {number} of the credentials is there twice")
     return message(value) if isinstance(value, bytes) else None
 

@@ -108,11 +108,11 @@ def settle(directory_fd: int) -> None:
     after = _settled(tree)
     if after != tree:
         before = {process.pid: body for process, body in zip(tree, bodies, strict=True)}
-        made = (
+        bodies_of_tasks = (
             with_field(with_field(before[process.pid], _PARENT, process.parent), _SESSION, process.session)
             for process in after
         )
-        packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
+        packed = b"".join(len(body).to_bytes(4, "little") + body for body in bodies_of_tasks)
         root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
 
@@ -221,9 +221,9 @@ def take_back(directory_fd: int) -> None:
 
 def _resume(directory_fd: int, name: str, *, runs: bool, stopped: Collection[int]) -> None:
     data = read_image(directory_fd, name)
-    body, *others = bodies(data)
+    body, *further_bodies = bodies(data)
     task = message(body).get(_TASK, [])
-    if others or len(task) != 1 or not isinstance(task[0], bytes):
+    if further_bodies or len(task) != 1 or not isinstance(task[0], bytes):
         raise BadImage(f"{name}: a process is described twice, or not at all")
     after = task[0]
     if runs and integer(message(after), _STATE) == _STOPPED:
@@ -242,7 +242,7 @@ def _resume(directory_fd: int, name: str, *, runs: bool, stopped: Collection[int
 def _without_stops(pending: bytes, stopped: Collection[int]) -> bytes:
     """Return a queue of signals in which children that had stopped, except ``stopped``, have continued."""
     entries = message(pending).get(_SIGNALS, [])
-    made = []
+    task_entries = []
     for entry in entries:
         if not isinstance(entry, bytes) or (info := _part(entry, _INFO)) is None or len(info) < _SIGINFO.size:
             raise BadImage("a pending signal is incomplete")
@@ -250,8 +250,8 @@ def _without_stops(pending: bytes, stopped: Collection[int]) -> bytes:
         if (number, code) == (signal.SIGCHLD, _CLD_STOPPED) and child not in stopped:
             head = _SIGINFO.pack(number, error, _CLD_CONTINUED, child, user, signal.SIGCONT)
             info = head + info[_SIGINFO.size :]
-        made.append(encoded(_SIGNALS, with_field(entry, _INFO, info)))
-    return b"".join(made)
+        task_entries.append(encoded(_SIGNALS, with_field(entry, _INFO, info)))
+    return b"".join(task_entries)
 
 
 def _rearmed(entry: bytes) -> bytes:
@@ -276,11 +276,11 @@ def _part(body: bytes, field: int) -> bytes | None:
 
 def _check(tree: Sequence[SessionProcess]) -> None:
     """Check that parents precede children, so that walking the tree terminates. Raises ``BadImage``."""
-    seen: set[int] = set()
+    tree_pids: set[int] = set()
     for process in tree:
-        if process.pid in seen or process.parent not in (seen or (0,)):
+        if process.pid in tree_pids or process.parent not in (tree_pids or (0,)):
             raise BadImage(f"{_TREE}: process {process.pid} is there twice, or has no parent")
-        seen.add(process.pid)
+        tree_pids.add(process.pid)
 
 
 def unled(tree: Sequence[SessionProcess]) -> frozenset[int]:
@@ -355,12 +355,12 @@ def misplaced(tree: Sequence[SessionProcess]) -> SessionProcess | None:
 
 
 def _bodies(data: bytes) -> list[bytes]:
-    bodies, at = [], _MAGICS
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        bodies.append(data[at + 4 : at + 4 + length])
-        at += 4 + length
-        if at > len(data):
+    bodies, offset = [], _MAGICS
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        bodies.append(data[offset + 4 : offset + 4 + length])
+        offset += 4 + length
+        if offset > len(data):
             raise BadImage(f"{_TREE}: a record is cut short")
     return bodies
 

@@ -72,8 +72,8 @@ class Deadlines:
 
     def of_move(self, *sizes: int | None) -> float:
         """Return the timeout for moving these numbers of bytes; ``None``: unknown size."""
-        known = [size for size in sizes if size is not None]
-        return self.move if len(known) < len(sizes) else self.begin + sum(known) / self.speed
+        known_sizes = [size for size in sizes if size is not None]
+        return self.move if len(known_sizes) < len(sizes) else self.begin + sum(known_sizes) / self.speed
 
 
 def host_bytes(pid: int, proc: Path = PROC) -> int | None:
@@ -82,8 +82,8 @@ def host_bytes(pid: int, proc: Path = PROC) -> int | None:
     Swapped memory counts ten times, because it takes longer to restore.
     """
     try:
-        with Process(pid, proc=proc) as held:
-            status = held.status()
+        with Process(pid, proc=proc) as process:
+            status = process.status()
     except OSError:
         return None
     sizes = {name: size for name in _COSTS if (size := kernel_text.kib(status.get(name))) is not None}
@@ -110,18 +110,18 @@ class Cuda:
         *,
         driver_version: Callable[[], str | None],
         mig: Callable[[], bool] = lambda: False,
-        held: Callable[[int], int | None] = lambda pid: None,
+        held_bytes: Callable[[int], int | None] = lambda pid: None,
         start: Callable[[Mapping[str, str] | None], process.Helper] = _start,
         deadlines: Deadlines | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         """``driver_version``: returns NVML's driver version (``580.95.05``), for which CUDA has no call.
 
-        ``held``: returns the GPU memory of a process in bytes; ``None``: unknown. ``env``: environment of the helper.
+        ``held_bytes``: returns the GPU memory of a process; ``None``: unknown. ``env``: environment of the helper.
         """
         self._driver_version = driver_version
         self._mig = mig
-        self._held = held
+        self._held = held_bytes
         self._start = start
         self._deadlines = deadlines or Deadlines()
         # The agent may see only a subset of the GPUs, but GPU pairs need the driver's order of all GPUs.

@@ -91,20 +91,20 @@ def devices(driver: Driver) -> list[str]:
 def restore_arguments(module: Any, pairs: Mapping[str, str]) -> Any:
     """Return a ``CUcheckpointRestoreArgs`` with these pairs of UUIDs (old -> new)."""
     arguments = module.CUcheckpointRestoreArgs()
-    made = []
+    gpu_pairs = []
     for old, new in pairs.items():
         pair = module.CUcheckpointGpuPair()
         pair.oldUuid, pair.newUuid = _uuid(module, old), _uuid(module, new)
-        made.append(pair)
-    arguments.gpuPairs = made
-    arguments.gpuPairsCount = len(made)
+        gpu_pairs.append(pair)
+    arguments.gpuPairs = gpu_pairs
+    arguments.gpuPairsCount = len(gpu_pairs)
     return arguments
 
 
 def _uuid(module: Any, text: str) -> Any:
-    made = module.CUuuid()
-    ctypes.memmove(made.getPtr(), bytes.fromhex(text.removeprefix("GPU-").replace("-", "")), 16)
-    return made
+    uuid = module.CUuuid()
+    ctypes.memmove(uuid.getPtr(), bytes.fromhex(text.removeprefix("GPU-").replace("-", "")), 16)
+    return uuid
 
 
 def _uuid_text(value: Any) -> str:

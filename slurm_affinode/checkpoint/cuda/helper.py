@@ -125,8 +125,8 @@ def _at_once(pids: list[int], move: Callable[[int], object]) -> None:
 
     with ThreadPoolExecutor(min(len(pids), AT_ONCE)) as pool:
         moves = [pool.submit(move_held, pid) for pid in pids]
-    for done in moves:
-        done.result()
+    for move_result in moves:
+        move_result.result()
 
 
 _CALLS: dict[str, Callable[..., Any]] = {

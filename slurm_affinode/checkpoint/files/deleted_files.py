@@ -314,13 +314,13 @@ class _Nameless:
 
 def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, _Nameless]]:
     """Yield the deleted files of all processes, each name once."""
-    seen: set[tuple[str, str, int, int]] = set()
+    keys: set[tuple[str, str, int, int]] = set()
     for member in tree:
         with suppress(OSError), Process(member.pid, started=member.started) as process:
             for file in _nameless_of(process):
                 key = (file.directory, file.name, file.facts.st_dev, file.facts.st_ino)
-                if key not in seen:
-                    seen.add(key)
+                if key not in keys:
+                    keys.add(key)
                     yield process, file
 
 
@@ -623,34 +623,34 @@ def _make_named(parent: int, name: str, ghost: Ghost, image_fd: int) -> int:
 
 
 def _fill(fd: int, ghost: Ghost, image_fd: int) -> None:
-    at = ghost.begin
+    target_offset = ghost.begin
     if not ghost.chunks:
-        _copy(image_fd, at, fd, 0, os.fstat(image_fd).st_size - at)
+        _copy(image_fd, target_offset, fd, 0, os.fstat(image_fd).st_size - target_offset)
         return
     if ghost.size is None:
         raise BadImage("a removed file has no size")
     os.ftruncate(fd, ghost.size)
     end = os.fstat(image_fd).st_size
-    while at < end:
-        length = int.from_bytes(os.pread(image_fd, 4, at), "little")
-        if length > _ENTRY_LIMIT or at + 4 + length > end:
+    while target_offset < end:
+        length = int.from_bytes(os.pread(image_fd, 4, target_offset), "little")
+        if length > _ENTRY_LIMIT or target_offset + 4 + length > end:
             raise BadImage("a record is cut short")
-        facts = message(os.pread(image_fd, length, at + 4))
-        at += 4 + length
+        facts = message(os.pread(image_fd, length, target_offset + 4))
+        target_offset += 4 + length
         size, offset = integer(facts, 1), integer(facts, 2)
-        if at + size > end or offset + size > ghost.size:
+        if target_offset + size > end or offset + size > ghost.size:
             raise BadImage("a piece of a removed file is cut short")
-        _copy(image_fd, at, fd, offset, size)
-        at += size
+        _copy(image_fd, target_offset, fd, offset, size)
+        target_offset += size
 
 
-def _copy(source: int, begin: int, target: int, at: int, size: int) -> None:
-    done = 0
-    while done < size:
-        data = os.pread(source, min(_CHUNK, size - done), begin + done)
+def _copy(source: int, begin: int, target: int, offset: int, size: int) -> None:
+    copied = 0
+    while copied < size:
+        data = os.pread(source, min(_CHUNK, size - copied), begin + copied)
         if not data:
             raise BadImage("a removed file is cut short")
         written = 0
         while written < len(data):
-            written += os.pwrite(target, data[written:], at + done + written)
-        done += len(data)
+            written += os.pwrite(target, data[written:], offset + copied + written)
+        copied += len(data)

@@ -36,13 +36,13 @@ _SECTION = "Character devices:"
 
 def majors(*, proc: Path = PROC) -> frozenset[int]:
     """Return the major numbers of the driver's device files; empty if no driver is loaded."""
-    numbers, listed = set(), False
+    numbers, in_section = set(), False
     with suppress(OSError):
         for line in kernel_text.lines(proc / "devices"):
             number, _, name = line.strip().partition(" ")
             if not name or line.endswith(":"):
-                listed = line == _SECTION
-            elif listed and name.startswith(_DRIVER) and (major := kernel_text.number(number)):
+                in_section = line == _SECTION
+            elif in_section and name.startswith(_DRIVER) and (major := kernel_text.number(number)):
                 numbers.add(major)
     return frozenset(numbers)
 
@@ -70,7 +70,7 @@ def inherited(process: Process, ancestor: Process) -> bool:
         if not any(process.shares(number, ancestor, fd) for fd in [*filter(number.__eq__, same), *same]):
             return False
     above = list(_mappings(ancestor))
-    return all(any(_is_part(mapping, other) for other in above) for mapping in _mappings(process))
+    return all(any(_is_part(mapping, other_mapping) for other_mapping in above) for mapping in _mappings(process))
 
 
 def _descriptors(process: Process) -> Iterator[tuple[int, str]]:
@@ -97,12 +97,12 @@ def _mappings(process: Process) -> Iterator[_Mapping]:
         yield _Mapping(begin, end, offset, fields[3], fields[4])
 
 
-def _is_part(mapping: _Mapping, other: _Mapping) -> bool:
+def _is_part(mapping: _Mapping, other_mapping: _Mapping) -> bool:
     return (
-        (mapping.device, mapping.inode) == (other.device, other.inode)
-        and other.begin <= mapping.begin
-        and mapping.end <= other.end
-        and mapping.offset - other.offset == mapping.begin - other.begin
+        (mapping.device, mapping.inode) == (other_mapping.device, other_mapping.inode)
+        and other_mapping.begin <= mapping.begin
+        and mapping.end <= other_mapping.end
+        and mapping.offset - other_mapping.offset == mapping.begin - other_mapping.begin
     )
 
 
@@ -173,8 +173,8 @@ def _check(fd: int, plugin: Path) -> None:
     if os.listdir(fd) != [plugin.name]:
         raise _unusable(plugin, "it is not the only file of its directory")
     directory, file = os.fstat(fd), os.stat(plugin.name, dir_fd=fd, follow_symlinks=False)
-    others = {directory.st_uid, file.st_uid} - {0, os.geteuid()}
-    if others or (directory.st_mode | file.st_mode) & 0o022 or not stat.S_ISREG(file.st_mode):
+    foreign_owners = {directory.st_uid, file.st_uid} - {0, os.geteuid()}
+    if foreign_owners or (directory.st_mode | file.st_mode) & 0o022 or not stat.S_ISREG(file.st_mode):
         raise _unusable(plugin, "it is not a file that belongs to root alone")
 
 

@@ -240,7 +240,7 @@ class FileTable:
         sockets that CRIU inherits, for which it neither connects nor creates a peer. ``replaced``: regular files for
         which another file is inherited, so that CRIU must not compare it.
         """
-        made = bytearray(self._data[:_MAGICS])
+        packed = bytearray(self._data[:_MAGICS])
         for body in bodies(self._data):
             kind, inner = _entry(body)
             changes: dict[int, int | bytes | None] = {}
@@ -269,8 +269,8 @@ class FileTable:
                     changes |= {6: sk.uflags | _CALLBACK, 8: 0}
                 if changes:
                     body = _with(body, {_BODY[kind]: _with(inner, changes)})  # noqa: PLW2901
-            made += framed(body)
-        return bytes(made)
+            packed += framed(body)
+        return bytes(packed)
 
 
 _NOT_KEPT = os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
@@ -281,13 +281,13 @@ _CONTENT_FIELDS = (8, 10, 11, 12, 13, 14)
 
 def with_regular_files(data: bytes, external: Collection[int]) -> bytes:
     """Return a ``fdinfo-N.img`` whose descriptors of external files are those of regular files."""
-    made = bytearray(data[:_MAGICS])
+    packed = bytearray(data[:_MAGICS])
     for body in bodies(data):
         facts = message(body)
         if integer(facts, 3) == Type.EXTERNAL and integer(facts, 1) in external:
             body = _with(body, {3: Type.REG})  # noqa: PLW2901 - the same entry
-        made += framed(body)
-    return bytes(made)
+        packed += framed(body)
+    return bytes(packed)
 
 
 def remaps(data: bytes) -> list[Remap]:
@@ -306,13 +306,13 @@ def remaps(data: bytes) -> list[Remap]:
 
 def packets(data: bytes) -> Iterator[int]:
     """Yield the socket of each queued packet in ``sk-queues.img``. Raises ``BadImage``."""
-    at = _MAGICS
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        facts = message(data[at + 4 : at + 4 + length])
+    offset = _MAGICS
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        facts = message(data[offset + 4 : offset + 4 + length])
         yield integer(facts, 1)
-        at += 4 + length + integer(facts, 2)
-    if at > len(data):
+        offset += 4 + length + integer(facts, 2)
+    if offset > len(data):
         raise BadImage(f"{QUEUES}: a record is cut short")
 
 
@@ -483,5 +483,5 @@ def _watches(body: bytes) -> Iterator[InotifyWatch]:
 
 def _with(body: bytes, changes: Mapping[int, int | bytes | None]) -> bytes:
     """Return a message with these fields replaced; ``None`` removes a field."""
-    kept = b"".join(body[begin:end] for number, _, begin, end in spans(body) if number not in changes)
-    return kept + b"".join(encoded(number, value) for number, value in changes.items() if value is not None)
+    unchanged = b"".join(body[begin:end] for number, _, begin, end in spans(body) if number not in changes)
+    return unchanged + b"".join(encoded(number, value) for number, value in changes.items() if value is not None)

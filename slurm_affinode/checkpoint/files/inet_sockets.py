@@ -306,14 +306,14 @@ def free_ports(tree: Iterable[Id]) -> None:
 
 def _tcp_sockets(tree: Iterable[Id]) -> Iterator[tuple[str, socket.socket]]:
     """Yield each TCP socket of these processes with its inode, as a descriptor that is open until the next one."""
-    seen: set[str] = set()
+    inodes: set[str] = set()
     for pid, started in tree:
         with suppress(OSError, UnreachableError), Process(pid, started=started) as process:
             for inode, fd in _socket_fds(process).items():
-                if inode in seen:
+                if inode in inodes:
                     continue
                 with suppress(OSError, UnreachableError), process.as_socket(fd) as opened:
-                    seen.add(inode)
+                    inodes.add(inode)
                     if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.proto == _TCP:
                         yield inode, opened
 
@@ -332,12 +332,12 @@ def restored(image: PrivateImage) -> tuple[str, ...]:
 def without_outside(table: bytes) -> bytes:
     """Return ``files.img`` with closed sockets for the connections with one end in it. Raises ``BadImage``."""
     ends = {_ends(fields) for body in bodies(table) if (fields := _connection(body)) is not None}
-    made = bytearray(table[:_MAGICS])
+    packed = bytearray(table[:_MAGICS])
     for body in bodies(table):
         fields = _connection(body)
         outside = fields is not None and tuple(reversed(_ends(fields))) not in ends
-        made += framed(_changed(body, _shut) if outside else body)
-    return bytes(made)
+        packed += framed(_changed(body, _shut) if outside else body)
+    return bytes(packed)
 
 
 def _connection(body: bytes) -> Message | None:
@@ -376,7 +376,7 @@ def _version_4() -> dict[Address, str]:
     request = struct.pack("iP", len(room), room.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         (length, _) = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))
-    rows = (bytes(room[at : at + _SIOCGIFCONF_BYTES]) for at in range(0, length, _SIOCGIFCONF_BYTES))
+    rows = (bytes(room[offset : offset + _SIOCGIFCONF_BYTES]) for offset in range(0, length, _SIOCGIFCONF_BYTES))
     return {ipaddress.IPv4Address(row[_ADDRESS]): os.fsdecode(row[_NAME].split(b"\0")[0]) for row in rows}
 
 
@@ -389,26 +389,28 @@ def _version_6(proc: Path) -> dict[Address, str]:
     return by_address
 
 
-def record(directory_fd: int, known: Mapping[Address, str]) -> None:
+def record(directory_fd: int, interfaces: Mapping[Address, str]) -> None:
     """Record in CRIU's directory the interfaces of the addresses that sockets of the dump have.
 
-    ``known``: those of this node. Raises ``BadImage``.
+    ``interfaces``: those of this node. Raises ``BadImage``.
     """
     used = {address for body in bodies(read_image(directory_fd, FILES)) for address in _addresses_of(body)}
-    index = {str(address): name for address, name in known.items() if address in used}
+    index = {str(address): name for address, name in interfaces.items() if address in used}
     if index:
         root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
 
 
-def move(image: PrivateImage, known: Mapping[Address, str]) -> dict[Address, Address]:
+def move(image: PrivateImage, interfaces: Mapping[Address, str]) -> dict[Address, Address]:
     """Replace the addresses in an image that this node does not have; return old address -> new address.
 
-    ``known``: those of this node. Raises ``BadImage``, and ``RestoreFailed`` if there is none to replace it.
+    ``interfaces``: those of this node. Raises ``BadImage``, and ``RestoreFailed`` if there is none to replace it.
     """
     if INDEX not in image.names():
         return {}
     old = recorded(image.read(INDEX))
-    moved = {address: _counterpart(address, name, known) for address, name in old.items() if address not in known}
+    moved = {
+        address: _counterpart(address, name, interfaces) for address, name in old.items() if address not in interfaces
+    }
     if moved:
         image.replace(FILES, replaced(image.read(FILES), moved))
     return moved
@@ -428,24 +430,24 @@ def replaced(table: bytes, moved: Mapping[Address, Address]) -> bytes:
     return table[:_MAGICS] + b"".join(framed(_with(body, moved.get)) for body in bodies(table))
 
 
-def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> Address:
+def _counterpart(address: Address, name: str, interfaces: Mapping[Address, str]) -> Address:
     """Return the address of this node for one of another node."""
-    same = [value for value, interface in known.items() if interface == name and _alike(value, address)]
+    same = [value for value, interface in interfaces.items() if interface == name and _alike(value, address)]
     if same:
         return same[0]
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError, ValueError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect((_OUTSIDE_ADDRESSES[address.version], 9))
         local = ipaddress.ip_address(sock.getsockname()[0])
-        if local in known:
+        if local in interfaces:
             return local
     raise RestoreInterrupted(
         f"it has a socket at {address}, the address of {name} on its former node, and this node has none in its place"
     )
 
 
-def _alike(address: Address, other: Address) -> bool:
-    return address.version == other.version and address.is_link_local == other.is_link_local
+def _alike(address: Address, other_address: Address) -> bool:
+    return address.version == other_address.version and address.is_link_local == other_address.is_link_local
 
 
 def _addresses_of(body: bytes) -> Iterator[Address]:
@@ -489,33 +491,33 @@ def _with(body: bytes, new_for: Callable[[Address], Address | None]) -> bytes:
 
 def _changed(body: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """Return an entry of the file table with another network socket."""
-    made = bytearray()
+    packed = bytearray()
     for number, value, begin, end in spans(body):
         if number == _ENTRY and isinstance(value, bytes):
-            made += encoded(number, change(value))
+            packed += encoded(number, change(value))
         else:
-            made += body[begin:end]
-    return bytes(made)
+            packed += body[begin:end]
+    return bytes(packed)
 
 
 def _with_addresses(inner: bytes, new_for: Callable[[Address], Address | None]) -> bytes:
     words: dict[int, list[int]] = {_SOURCE: [], _PEER: []}
-    made = bytearray()
+    packed = bytearray()
     for number, value, begin, end in spans(inner):
         if number in words and isinstance(value, int):
             words[number].append(value)
         else:
-            made += inner[begin:end]
+            packed += inner[begin:end]
     for field, old in words.items():
         address = _decoded(old)
         new = None if address is None else new_for(address)
         for word in old if new is None else _encoded(new, len(old)):
-            made += varint(field << 3) + varint(word)
-    return bytes(made)
+            packed += varint(field << 3) + varint(word)
+    return bytes(packed)
 
 
 def _encoded(address: Address, words: int) -> list[int]:
     packed = address.packed
     if words == 4 and address.version == 4:
         packed = bytes(10) + b"\xff\xff" + packed
-    return [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]
+    return [int.from_bytes(packed[offset : offset + 4], "little") for offset in range(0, len(packed), 4)]

@@ -133,16 +133,18 @@ def _save(
     total = promised = 0
     with ExitStack() as stack:
         try:
-            held = _held(tree, stack)
-            if not held:
+            members = _held(tree, stack)
+            if not members:
                 return 0
             first = stack.enter_context(Process(init.pid, started=init.started))
             root = first.open("root", os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, root)
-            for path in _sockets(held, places):
+            for path in _sockets(members, places):
                 check()
                 by_path.update({above.path: above for above in _above(path, owner.uid, root, places)})
-            for file, names in chain(_open_files(held, places, check), _shared_tensors(held, root, places, check)):
+            for file, names in chain(
+                _open_files(members, places, check), _shared_tensors(members, root, places, check)
+            ):
                 path, facts = names[0], os.fstat(file)
                 if facts.st_uid != owner.uid or by_path.keys() >= set(names):
                     continue
@@ -162,8 +164,8 @@ def _save(
                     by_path[path] = LocalFile(path, "fifo", mode)
                 elif stat.S_ISDIR(facts.st_mode):
                     by_path[path] = LocalFile(path, "directory", mode)
-                for other in names[1:]:
-                    by_path.setdefault(other, LocalFile(other, "link", mode, path))
+                for linked_name in names[1:]:
+                    by_path.setdefault(linked_name, LocalFile(linked_name, "link", mode, path))
             if by_path:
                 files = [asdict(file) for file in by_path.values()]
                 index = {"uid": owner.uid, "gid": owner.gid, "files": files, "originals": originals}
@@ -172,7 +174,7 @@ def _save(
                 links = [file.path for file in by_path.values() if file.kind == "link"]
                 _remove_remaps(links, root, owner)
             check()
-            deleted_files.set_aside(init, [member.id for member in held], directory_fd, owner, but=places)
+            deleted_files.set_aside(init, [member.id for member in members], directory_fd, owner, but=places)
         except OSError as error:
             kind = DumpNoRoom if error.errno in root_directory.FULL else DumpFailed
             raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
@@ -192,13 +194,13 @@ def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
 
     A zombie has no files, and one made by a restore belongs to root.
     """
-    held = []
+    members = []
     for member in tree:
         with suppress(ProcessGoneError):
             process = stack.enter_context(Process(member.pid, started=member.started))
             if process.stat().state != "Z":
-                held.append(process)
-    return held
+                members.append(process)
+    return members
 
 
 def _check_room(directory_fd: int, size: int, path: str) -> None:
@@ -297,17 +299,17 @@ def _names_in_memory(process: Process, check: Check) -> list[str]:
     memory = process.open("mem")
     try:
         for first, last in areas:
-            at, tail = first, b""
-            while at < last:
+            position, tail = first, b""
+            while position < last:
                 check()
                 chunk = b""
                 with suppress(OSError):  # a guard page
-                    chunk = os.pread(memory, min(_CHUNK, last - at), at)
+                    chunk = os.pread(memory, min(_CHUNK, last - position), position)
                 names.update(_TENSOR.findall(tail + chunk))
                 if len(names) > _MOST_NAMES:
                     raise OSError(errno.E2BIG, f"{_MANAGER} has more than {_MOST_NAMES} names", _SHARED_MEMORY)
                 tail = chunk[-_LONGEST_NAME:]
-                at += len(chunk) or mmap.PAGESIZE
+                position += len(chunk) or mmap.PAGESIZE
     finally:
         os.close(memory)
     return sorted(map(os.fsdecode, names))
@@ -432,24 +434,24 @@ def copy_range(
 
     Fewer bytes are copied if the source has become shorter. Raises ``OSError``.
     """
-    at, last, moved = source_at, source_at + size, target_at - source_at
-    while (at := _next_data(source, at, last)) < last:
+    position, last, moved = source_at, source_at + size, target_at - source_at
+    while (position := _next_data(source, position, last)) < last:
         check()
-        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE), last)
-        chunk = os.pread(source, end - at, at)
+        end = min(position + _CHUNK, os.lseek(source, position, os.SEEK_HOLE), last)
+        chunk = os.pread(source, end - position, position)
         if not chunk:
             break
         if chunk.count(0) != len(chunk):
-            done = 0
-            while done < len(chunk):
-                done += os.pwrite(target, chunk[done:], at + moved + done)
-        at += len(chunk)
+            written = 0
+            while written < len(chunk):
+                written += os.pwrite(target, chunk[written:], position + moved + written)
+        position += len(chunk)
 
 
-def _next_data(fd: int, at: int, size: int) -> int:
+def _next_data(fd: int, offset: int, size: int) -> int:
     """Return the offset of the next data. Holes before it are not read."""
     try:
-        return os.lseek(fd, at, os.SEEK_DATA) if at < size else size
+        return os.lseek(fd, offset, os.SEEK_DATA) if offset < size else size
     except OSError as error:
         if error.errno == errno.ENXIO:
             return size
@@ -494,10 +496,10 @@ def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PL
             os.close(root)
 
     with suppress(OSError, CheckpointError, ExhaustedError, ValueError, KeyError):
-        listed = json_values.table(json_values.loads(index())).get("originals", {})
+        original_index = json_values.table(json_values.loads(index())).get("originals", {})
         originals = {
             path: [json_values.whole(number) for number in json_values.typed(list, identity)]
-            for path, identity in json_values.table(listed).items()
+            for path, identity in json_values.table(original_index).items()
             if _is_below(path, places) and "\0" not in path
         }
         if originals:
@@ -506,12 +508,12 @@ def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PL
     return removed
 
 
-def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
+def remove(init: Id, inodes: Mapping[str, tuple[int, int]], user: User) -> None:
     """Remove the files that ``restore_files`` has created, after a failed restore. Never raises."""
 
     def call() -> None:
-        for path in reversed(list(made)):
-            unlink_if(root, path, partial(_is, made[path]))
+        for path in reversed(list(inodes)):
+            unlink_if(root, path, partial(_is, inodes[path]))
 
     with suppress(OSError, ExhaustedError):
         with Process(init.pid, started=init.started) as process:
@@ -605,12 +607,12 @@ def restore_files(
         }
     except ImageDamaged as error:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
-    known = {} if created is None else created.read()
-    known = {file.path: known[file.path] for file in files if file.path in known}
-    made: dict[str, tuple[int, int]] = {}
+    recorded = {} if created is None else created.read()
+    recorded = {file.path: recorded[file.path] for file in files if file.path in recorded}
+    inodes: dict[str, tuple[int, int]] = {}
     identities: dict[str, FileIdentity] = {}
     try:
-        leftovers = Leftovers(known, user.uid, used_files(places, user.uid, proc) if known else ())
+        leftovers = Leftovers(recorded, user.uid, used_files(places, user.uid, proc) if recorded else ())
         with Process(init.pid, started=init.started, proc=proc) as process:
             root = process.open("root", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
@@ -622,7 +624,7 @@ def restore_files(
                 fd = _make(root, file, copies, leftovers, places)
                 if fd is not None:
                     try:
-                        made[file.path] = _inode(os.fstat(fd))
+                        inodes[file.path] = _inode(os.fstat(fd))
                         identity = FileIdentity.of(fd) if file.kind in ("file", "link") else None
                     finally:
                         os.close(fd)
@@ -634,18 +636,18 @@ def restore_files(
 
     def fill() -> str | None:
         for file in files:
-            if file.kind == "file" and file.path in made:
+            if file.kind == "file" and file.path in inodes:
                 try:
-                    _fill(root, file, made[file.path], identities.get(file.path), copies[file.copy])
+                    _fill(root, file, inodes[file.path], identities.get(file.path), copies[file.copy])
                 except OSError as error:
                     return f"{file.path}: {error.strerror}"
         return None
 
     try:
         failure = as_user(user, make)  # with the user's rights, so a path may lead anywhere
-        if created is not None and (known or identities):
+        if created is not None and (recorded or identities):
             # Before the copies, which take time: if the agent is killed meanwhile, the next restore finds partial ones.
-            created.write({**known, **identities})
+            created.write({**recorded, **identities})
         if failure is None:
             failure = as_user(user, fill)
     except OSError as error:
@@ -653,10 +655,10 @@ def restore_files(
     finally:
         os.close(root)
     if failure is not None:
-        remove(init, made, user)
+        remove(init, inodes, user)
         # In a directory of this node: another one does not have the file in its way, or the full disk.
         raise RestoreInterrupted(f"a temporary file cannot be recreated: {failure}")
-    return made
+    return inodes
 
 
 def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
@@ -690,12 +692,12 @@ def _listed(value: object) -> LocalFile:
 
 def _check_links(files: Iterable[LocalFile]) -> None:
     """Raise ``ValueError`` for a link to a file that is not in the index: it may belong to another job of the user."""
-    listed: set[str] = set()
+    paths: set[str] = set()
     for file in files:
-        if file.kind == "link" and (file.copy not in listed or Path(file.copy).parent != Path(file.path).parent):
+        if file.kind == "link" and (file.copy not in paths or Path(file.copy).parent != Path(file.path).parent):
             raise ValueError(f"{file.path!r:.60} is not another name of a file listed before it")
         if file.kind in ("file", "link"):
-            listed.add(file.path)
+            paths.add(file.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -767,7 +769,7 @@ def _create(parent: int, name: str, file: LocalFile) -> int:
     return os.open(name, _PATH_FLAGS, dir_fd=parent)
 
 
-def _fill(root: int, file: LocalFile, made: tuple[int, int], identity: FileIdentity | None, copy: int) -> None:
+def _fill(root: int, file: LocalFile, inode: tuple[int, int], identity: FileIdentity | None, copy: int) -> None:
     """Copy the contents to a file that was created. Raises ``OSError``."""
     parent = root_directory.open_below(root, os.path.dirname(file.path))  # noqa: PTH120 - a path of the user
     try:
@@ -777,7 +779,7 @@ def _fill(root: int, file: LocalFile, made: tuple[int, int], identity: FileIdent
     finally:
         os.close(parent)
     try:
-        if _inode(os.fstat(fd)) != made or FileIdentity.of(fd) != identity:
+        if _inode(os.fstat(fd)) != inode or FileIdentity.of(fd) != identity:
             raise OSError(errno.EEXIST, "was replaced while it was created", file.path)
         _copy(copy, fd, os.fstat(copy).st_size)
         os.fchmod(fd, file.mode)
@@ -797,12 +799,12 @@ def _equal(parent: int, name: str, file: LocalFile, present: os.stat_result, cop
     # It may have been replaced in between, even by a FIFO.
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     try:
-        at = 0
-        while at < file.size:
-            chunk = os.pread(fd, _CHUNK, at)
-            if not chunk or chunk != os.pread(copies[file.copy], _CHUNK, at):
+        position = 0
+        while position < file.size:
+            chunk = os.pread(fd, _CHUNK, position)
+            if not chunk or chunk != os.pread(copies[file.copy], _CHUNK, position):
                 return False
-            at += len(chunk)
+            position += len(chunk)
         return True
     finally:
         os.close(fd)

@@ -81,7 +81,9 @@ class Watches:
             raise _error("inotify")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the inotify instance."""
         os.close(self._fd)
 
@@ -350,7 +352,9 @@ class Inheritance:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the descriptors."""
         self._stack.close()
 
@@ -391,8 +395,8 @@ class Inheritance:
         self._watch(table)
         sockets = self._sockets(table)
         inos = {socket.id: socket.ino for socket in table.sockets}
-        for number, made in sockets.items():
-            self._pass(made.detach(), f"socket:[{inos[number]}]")
+        for number, new_socket in sockets.items():
+            self._pass(new_socket.detach(), f"socket:[{inos[number]}]")
         if not mapped <= table.regular.keys() - used.keys():
             raise RestoreFailed("it has a file mapped as a device, and as something else")
         for number in sorted(table.external | mapped):
@@ -443,10 +447,10 @@ class Inheritance:
 
         def open_all() -> list[int]:
             fds: list[int] = []
-            made: dict[int, int] = {}
+            new_sockets: dict[int, int] = {}
             try:
                 for request in requests:
-                    fds.append(self._open(root, request, sources, made))  # noqa: PERF401 - some are open when one fails
+                    fds.append(self._open(root, request, sources, new_sockets))  # noqa: PERF401 - some are open when one fails
             except BaseException:
                 _close(fds)
                 raise
@@ -462,23 +466,23 @@ class Inheritance:
             raise restore_failure("its files cannot be opened", error) from None
         return fds
 
-    def _open(self, root: int, request: _OpenRequest, sources: Mapping[int, int], made: dict[int, int]) -> int:
-        """Open a file with the user's rights. ``made``: descriptors of recreated files by their number in the image."""
+    def _open(self, root: int, request: _OpenRequest, sources: Mapping[int, int], new_sockets: dict[int, int]) -> int:
+        """Open a file with the user's rights. ``new_sockets``: recreated files by number in the image."""
         file, remap = request.file, request.remap
         try:
             if remap is None:
                 fd = root_directory.open_place(root, file.name, _follow(file))
             elif remap.kind is RemapKind.LINKED:
                 fd = self._open_linked(root, request)
-            elif remap.source in made:
-                fd = os.dup(made[remap.source])
+            elif remap.source in new_sockets:
+                fd = os.dup(new_sockets[remap.source])
             else:
                 source = sources[remap.source]
                 fd = deleted_files.make(
                     root, file.name, deleted_files.Ghost.read(source), source, executable=request.needs.executable,
                     linkable=remap.source in self._linkable,
                 )  # fmt: skip
-                made[remap.source] = fd
+                new_sockets[remap.source] = fd
         except OSError as error:
             raise restore_failure(f"{file.name}: cannot be opened by its user", error) from None
         except BadImage as error:
@@ -572,8 +576,10 @@ class Inheritance:
             with suppress(OSError):
                 proc = root_directory.open_below(self._root, "/proc")
                 try:
-                    known = (os.stat(name, dir_fd=proc, follow_symlinks=False) for name in _PROC_FILES)
-                    return not access & WRITE and any(os.path.samestat(facts, other) for other in known)
+                    known_files = (os.stat(name, dir_fd=proc, follow_symlinks=False) for name in _PROC_FILES)
+                    return not access & WRITE and any(
+                        os.path.samestat(facts, known_facts) for known_facts in known_files
+                    )
                 finally:
                     os.close(proc)
             return False
@@ -609,8 +615,8 @@ class Inheritance:
             finally:
                 os.close(namespace)
 
-        def close(made: dict[int, socket.socket]) -> None:
-            for fd in made.values():
+        def close(new_sockets: dict[int, socket.socket]) -> None:
+            for fd in new_sockets.values():
                 fd.close()
 
         try:
@@ -722,19 +728,19 @@ def _allowed(fd: int, facts: os.stat_result, need: Needs, user: User) -> bool:
     return not need.program or accessible(fd, READ) or accessible(fd, SEARCH)
 
 
-def accessible(fd: int, how: int) -> bool:
+def accessible(fd: int, mode: int) -> bool:
     """Return whether the thread's user may access a file this way (``access(2)``, with its file system rights)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SYS_FACCESSAT2, fd, b"", how, _AT_EMPTY_PATH | _AT_EACCESS) == 0:
+    if libc.syscall(_SYS_FACCESSAT2, fd, b"", mode, _AT_EMPTY_PATH | _AT_EACCESS) == 0:
         return True
     if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
         return False
     # Before Linux 5.8. Files with side effects on opening have been refused earlier.
     try:
-        if how & SEARCH:
+        if mode & SEARCH:
             os.stat("." if stat.S_ISDIR(os.fstat(fd).st_mode) else "", dir_fd=fd)
-        if how & (READ | WRITE):
-            flags = {READ: os.O_RDONLY, WRITE: os.O_WRONLY}.get(how & (READ | WRITE), os.O_RDWR)
+        if mode & (READ | WRITE):
+            flags = {READ: os.O_RDONLY, WRITE: os.O_WRONLY}.get(mode & (READ | WRITE), os.O_RDWR)
             os.close(os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
     except OSError as error:
         return error.errno == errno.ENXIO  # a FIFO without a reader
@@ -826,7 +832,7 @@ def _files(process: Process) -> Iterator[_Open]:
     for number in process.names("fd"):
         if process.link(f"fd/{number}").startswith("/"):  # "pipe:[1]" is not a path
             yield _Open(f"fd/{number}", _access_of(_flags(process, number)))
-    seen: set[_Key] = set()
+    keys: set[_Key] = set()
     # Not splitlines(): a path may contain a carriage return, and the rest would be parsed as a line chosen by the user.
     for line in process.lines("maps"):
         fields = line.split(None, 5)
@@ -837,11 +843,11 @@ def _files(process: Process) -> Iterator[_Open]:
             raise OSError(errno.EINVAL, "no addresses", "maps")
         mapped = f"map_files/{begin:x}-{end:x}"
         # A private mapping reads, however its file was opened; the mode of a shared one has its access.
-        how = READ if fields[1].endswith(b"p") else _opened(process.facts(mapped, follow=False).st_mode)
-        key = (fields[3], fields[4], how)
-        if key not in seen:
-            seen.add(key)
-            yield _Open(mapped, how, key)
+        mode = READ if fields[1].endswith(b"p") else _opened(process.facts(mapped, follow=False).st_mode)
+        key = (fields[3], fields[4], mode)
+        if key not in keys:
+            keys.add(key)
+            yield _Open(mapped, mode, key)
     for place in ("exe", "cwd", "root"):
         yield _Open(place, 0)
 

@@ -90,17 +90,22 @@ class ScratchFiles:
         return self._rules.policy == "copy"
 
     def find(
-        self, init: Id, tree: Collection[Id], owner: User, periods: Sequence[tuple[float, float]], others: str | None
+        self,
+        init: Id,
+        tree: Collection[Id],
+        owner: User,
+        periods: Sequence[tuple[float, float]],
+        other_jobs: str | None,
     ) -> ScratchSearchResult:
         """Return the files of a stopped job; changes nothing. Never raises.
 
         ``init``: PID 1 of the job's namespaces. ``tree``: all its processes. ``owner``: from the record of the job.
-        ``periods``, ``others``: see ``ScratchSearch``.
+        ``periods``, ``other_jobs``: see ``ScratchSearch``.
         """
         rules = self._rules
         if rules.policy == "ignore":
             return NOT_SEARCHED
-        search = ScratchSearch(rules.directories, rules.limit_files, owner, periods, others, self._proc)
+        search = ScratchSearch(rules.directories, rules.limit_files, owner, periods, other_jobs, self._proc)
         return search.run(init, tree)
 
     # --- copy
@@ -134,9 +139,9 @@ class ScratchFiles:
             outcome = ScratchOutcome("lost", text)
         else:
             outcome = ScratchOutcome("tied", f"tied to {node}: {what} ({why})")
-        listed = ScratchIndex(owner.uid, outcome.text, files if outcome.kind == "tied" else ())
-        if not _write(image_fd, listed):
-            _write(image_fd, replace(listed, files=()))
+        index = ScratchIndex(owner.uid, outcome.text, files if outcome.kind == "tied" else ())
+        if not _write(image_fd, index):
+            _write(image_fd, replace(index, files=()))
         return outcome
 
     def _why_not_copied(self, search: ScratchSearchResult, files: Sequence[ScratchFile]) -> str | None:
@@ -191,30 +196,34 @@ class ScratchFiles:
         user of the job according to Slurm. ``record``: of this job on this node. An existing file is not replaced,
         unless an earlier restore of this job has created it and it is not in use.
         """
-        known = decoded(index, user.uid)
-        if not known.files:
-            return ScratchRestored(tied=known.tied is not None)
-        names = {file.full for file in known.files}
+        scratch_index = decoded(index, user.uid)
+        if not scratch_index.files:
+            return ScratchRestored(tied=scratch_index.tied is not None)
+        names = {file.full for file in scratch_index.files}
         check = time_limit(timeout_s, "files of the job")
         created = {path: value for path, value in record.known().created.items() if path in names}
-        made: Mapping[str, tuple[int, int]] = {}
+        inodes: Mapping[str, tuple[int, int]] = {}
         try:
             with ExitStack() as stack:
                 process = stack.enter_context(Process(init.pid, started=init.started, proc=self._proc))
                 root = process.open("root", os.O_PATH | os.O_DIRECTORY)
                 stack.callback(os.close, root)
                 tops = stack.enter_context(Tops(root))
-                if known.tied is not None:
-                    missing = as_user(user, lambda: _missing(tops, known.files, check))
+                if scratch_index.tied is not None:
+                    missing = as_user(user, lambda: _missing(tops, scratch_index.files, check))
                     return ScratchRestored(tied=True, missing=missing)
-                if data is None or any(file.at + file.size > os.fstat(data).st_size for file in known.files):
+                if data is None or any(file.at + file.size > os.fstat(data).st_size for file in scratch_index.files):
                     raise RestoreFailed("the image lacks the contents of node-local files")
-                places = sorted({file.place for file in known.files})
+                places = sorted({file.place for file in scratch_index.files})
                 used = local_files.used_files(places, user.uid, self._proc) if created else ()
                 maker = Maker(
-                    tops=tops, data=data, files=known.files, leftovers=Leftovers(created, user.uid, used), check=check
+                    tops=tops,
+                    data=data,
+                    files=scratch_index.files,
+                    leftovers=Leftovers(created, user.uid, used),
+                    check=check,
                 )
-                made = maker.made
+                inodes = maker.made
                 failure = as_user(user, maker.make)
                 # Before the contents: if the agent is killed meanwhile, the next restore finds partial files.
                 record.write(lambda facts: replace(facts, created={**created, **maker.identities}))
@@ -223,13 +232,13 @@ class ScratchFiles:
         except OSError as error:
             failure = error.strerror or str(error)
         if failure is not None:
-            self.remove(init, made, user)
+            self.remove(init, inodes, user)
             raise RestoreInterrupted(f"a node-local file cannot be restored: {failure}")  # another node may have room
-        return ScratchRestored(made, maker.kept)
+        return ScratchRestored(inodes, maker.kept)
 
-    def remove(self, init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
+    def remove(self, init: Id, inodes: Mapping[str, tuple[int, int]], user: User) -> None:
         """Remove the files that ``restore_files`` has created, after a failed restore. Never raises."""
-        local_files.remove(init, made, user)
+        local_files.remove(init, inodes, user)
 
     # --- node that the job has left
 
@@ -240,8 +249,8 @@ class ScratchFiles:
         """
         count = 0
         with suppress(OSError, RestoreFailed, ExhaustedError):
-            known = decoded(index, owner.uid)
-            files = [file for file in known.files if file.new and known.tied is None]
+            scratch_index = decoded(index, owner.uid)
+            files = [file for file in scratch_index.files if file.new and scratch_index.tied is None]
             used = local_files.used_files(sorted({file.place for file in files}), owner.uid, self._proc)
 
             def call() -> int:
@@ -278,14 +287,14 @@ def _write(image_fd: int, index: ScratchIndex) -> bool:
     return True
 
 
-def _without(files: Sequence[ScratchFile], kept: Collection[str]) -> tuple[ScratchFile, ...]:
+def _without(files: Sequence[ScratchFile], kept_paths: Collection[str]) -> tuple[ScratchFile, ...]:
     """Leave out the files that the image has already, unless another name of them is to be restored."""
-    rest = [file for file in files if file.full not in kept]
+    rest = [file for file in files if file.full not in kept_paths]
     if not rest:
         return ()
     linked = {_first_name(file) for file in rest}
     return tuple(
-        file for file in files if file.full not in kept or file.kind == "directory" or _first_name(file) in linked
+        file for file in files if file.full not in kept_paths or file.kind == "directory" or _first_name(file) in linked
     )
 
 
@@ -332,7 +341,7 @@ def _copy_all(root: int, data: int, files: Sequence[ScratchFile], check: Check) 
     return tuple(files_copied)
 
 
-def _copy(tops: Tops, file: ScratchFile, data: int, at: int, check: Check) -> ScratchFile:
+def _copy(tops: Tops, file: ScratchFile, data: int, offset: int, check: Check) -> ScratchFile:
     """Copy one file to an offset. Raises ``OSError``."""
     if file.kind not in ("file", "symlink"):
         return file
@@ -346,8 +355,8 @@ def _copy(tops: Tops, file: ScratchFile, data: int, at: int, check: Check) -> Sc
             raise FileNotFoundError(errno.ENOENT, "was replaced")
         if attributes(source):
             raise PermissionError(errno.EPERM, "has an ACL or extended attributes")
-        local_files.copy_range(source, data, file.size, target_at=at, check=check)
-        return replace(file, at=at)
+        local_files.copy_range(source, data, file.size, target_at=offset, check=check)
+        return replace(file, at=offset)
     finally:
         os.close(source)
 

@@ -91,13 +91,13 @@ def _check(index: ScratchIndex) -> None:
     if index.version != _VERSION:
         raise ValueError("its version is unknown")
     json_values.whole(index.uid, MOST_ID)
-    listed: set[tuple[str, str]] = set()
+    places: set[tuple[str, str]] = set()
     for file in index.files:
-        _check_file(file, listed)
+        _check_file(file, places)
 
 
-def _check_file(file: ScratchFile, listed: set[tuple[str, str]]) -> None:
-    """Raise ``ValueError`` unless the file is one that a suspension lists. ``listed``: the regular files before it."""
+def _check_file(file: ScratchFile, places: set[tuple[str, str]]) -> None:
+    """Raise ``ValueError`` unless the file is one that a suspension lists. ``places``: the regular files before it."""
     text = file.place + file.path + file.target
     os.fsencode(text)  # UnicodeEncodeError for a lone surrogate, which JSON allows
     for number in (abs(file.mtime_ns), file.inode, file.device, file.size, file.at):
@@ -108,7 +108,7 @@ def _check_file(file: ScratchFile, listed: set[tuple[str, str]]) -> None:
         raise ValueError(f"{file.path!r:.60} is a {file.kind!r:.20} in {file.place!r:.60}")
     if not set(file.path.split("/")).isdisjoint(("", ".", "..")):
         raise ValueError(f"{file.path!r:.60} is not a path below a directory")
-    if file.kind == "link" and (file.place, file.target) not in listed:
+    if file.kind == "link" and (file.place, file.target) not in places:
         raise ValueError(f"{file.path!r:.60} is not another name of a file listed before it")
     if file.kind == "file":
-        listed.add((file.place, file.path))
+        places.add((file.place, file.path))

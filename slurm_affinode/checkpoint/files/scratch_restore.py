@@ -161,8 +161,8 @@ class Maker:
         if not stat.S_ISREG(facts.st_mode):
             return False
         if file.kind == "link":
-            with suppress(OSError), self.tops.parent(replace(file, path=file.target)) as (other, its):
-                return os.path.samestat(facts, os.stat(its, dir_fd=other, follow_symlinks=False))
+            with suppress(OSError), self.tops.parent(replace(file, path=file.target)) as (target_fd, its):
+                return os.path.samestat(facts, os.stat(its, dir_fd=target_fd, follow_symlinks=False))
             return False
         return facts.st_size == file.size and self._equal(file, parent, name)
 
@@ -172,13 +172,13 @@ class Maker:
         except OSError:
             return False
         try:
-            at = 0
-            while at < file.size:
+            position = 0
+            while position < file.size:
                 self.check()
-                chunk = os.pread(fd, min(_CHUNK, file.size - at), at)
-                if not chunk or chunk != os.pread(self.data, len(chunk), file.at + at):
+                chunk = os.pread(fd, min(_CHUNK, file.size - position), position)
+                if not chunk or chunk != os.pread(self.data, len(chunk), file.at + position):
                     return False
-                at += len(chunk)
+                position += len(chunk)
             return True
         finally:
             os.close(fd)
@@ -191,8 +191,8 @@ class Maker:
         elif file.kind == "symlink":
             os.symlink(file.target, name, dir_fd=parent)
         elif file.kind == "link":
-            with self.tops.parent(replace(file, path=file.target)) as (other, its):
-                os.link(its, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+            with self.tops.parent(replace(file, path=file.target)) as (target_fd, its):
+                os.link(its, name, src_dir_fd=target_fd, dst_dir_fd=parent, follow_symlinks=False)
         else:
             os.close(os.open(name, _CREATE_FLAGS, 0o600, dir_fd=parent))
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)

@@ -253,10 +253,10 @@ class _Walk:
     def _record(self, place: str, directory: _Directory) -> None:
         """Record a directory and those above it that belong to the user."""
         chain: list[_Directory] = []
-        at: _Directory | None = directory
-        while at is not None and at.path and f"{place.rstrip('/')}/{at.path}" not in self.files:
-            chain.append(at)
-            at = at.above
+        parent: _Directory | None = directory
+        while parent is not None and parent.path and f"{place.rstrip('/')}/{parent.path}" not in self.files:
+            chain.append(parent)
+            parent = parent.above
         for part in reversed(chain):
             if part.facts is not None:
                 self._add(place, part.path, "directory", part.facts, new=self._is_new(part.facts))

@@ -52,17 +52,17 @@ def made_before(table: FileTable) -> list[UnixSocket]:
 
 def refusal(table: FileTable, queued: Collection[int] = ()) -> str | None:
     """Return why the sockets of an image could not be restored, or ``None``. ``queued``: those with unread data."""
-    made = {socket.ino: socket for socket in made_before(table)}
+    socket_by_ino = {socket.ino: socket for socket in made_before(table)}
     external = {socket.ino: socket for socket in table.sockets if socket.external}
     for unix_socket in table.sockets:
-        peer = made.get(unix_socket.peer) if unix_socket.peer else None
+        peer = socket_by_ino.get(unix_socket.peer) if unix_socket.peer else None
         if peer is not None and peer.closed:
             continue  # the end of the service
         if peer is not None and peer.state == LISTEN:
             return f"a connection to its socket {_name(peer)} is not accepted yet"
         if peer is not None:
             return f"one of its datagram sockets is connected to another one by name: {_name(peer)}"
-    for unix_socket in made.values():
+    for unix_socket in socket_by_ino.values():
         if unix_socket.closed and unix_socket.id in queued:
             return f"its connection to {_name(external[unix_socket.peer])} has data that is not read yet"
         if unix_socket.id in queued:
@@ -113,12 +113,14 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
     if not needed:
         return {}
     names = {socket.ino: socket for socket in table.sockets}
-    made: dict[int, socket.socket] = {}
+    new_sockets: dict[int, socket.socket] = {}
 
     def call() -> None:
         for unix_socket in needed:
             try:
-                made[unix_socket.id] = _made(unix_socket, names.get(unix_socket.peer) if unix_socket.peer else None)
+                new_sockets[unix_socket.id] = _made(
+                    unix_socket, names.get(unix_socket.peer) if unix_socket.peer else None
+                )
             except OSError as error:
                 raise restore_failure(f"{_name(unix_socket)}: its socket cannot be made", error) from None
 
@@ -126,43 +128,43 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
         # Peers see the effective IDs at the time of listen or connect, and would trust root's.
         as_user(user, call, namespace_fd=namespace_fd, effective=True)
         for entry in needed:
-            _set_options(made[entry.id], entry)  # some need rights that the user does not have
+            _set_options(new_sockets[entry.id], entry)  # some need rights that the user does not have
     except BaseException:
-        for unix_socket in made.values():
+        for unix_socket in new_sockets.values():
             unix_socket.close()
         raise
-    return made
+    return new_sockets
 
 
 def _made(unix_socket: UnixSocket, peer: UnixSocket | None) -> socket.socket:
-    made = _closed(unix_socket) if unix_socket.closed else socket.socket(socket.AF_UNIX, unix_socket.type & 0xF)
+    new_socket = _closed(unix_socket) if unix_socket.closed else socket.socket(socket.AF_UNIX, unix_socket.type & 0xF)
     try:
         if unix_socket.name:
-            _bind(made, unix_socket)
+            _bind(new_socket, unix_socket)
         if unix_socket.state == LISTEN:
-            made.listen(unix_socket.backlog)
+            new_socket.listen(unix_socket.backlog)
         if peer is not None and not unix_socket.closed:
-            made.connect(peer.path or peer.name)
+            new_socket.connect(peer.path or peer.name)
         if unix_socket.shutdown in _SHUTDOWN:
-            made.shutdown(_SHUTDOWN[unix_socket.shutdown])
-        flags = fcntl.fcntl(made, fcntl.F_GETFL)
-        fcntl.fcntl(made, fcntl.F_SETFL, (flags & ~_KEEP_FLAGS) | (unix_socket.flags & _KEEP_FLAGS))
+            new_socket.shutdown(_SHUTDOWN[unix_socket.shutdown])
+        flags = fcntl.fcntl(new_socket, fcntl.F_GETFL)
+        fcntl.fcntl(new_socket, fcntl.F_SETFL, (flags & ~_KEEP_FLAGS) | (unix_socket.flags & _KEEP_FLAGS))
     except BaseException:
-        made.close()
+        new_socket.close()
         raise
-    return made
+    return new_socket
 
 
 def _closed(unix_socket: UnixSocket) -> socket.socket:
     """Return a connected socket whose other end is closed."""
-    made, other = socket.socketpair(socket.AF_UNIX, unix_socket.type & 0xF)
-    other.close()
-    return made
+    new_socket, peer_socket = socket.socketpair(socket.AF_UNIX, unix_socket.type & 0xF)
+    peer_socket.close()
+    return new_socket
 
 
-def _bind(made: socket.socket, unix_socket: UnixSocket) -> None:
+def _bind(new_socket: socket.socket, unix_socket: UnixSocket) -> None:
     if unix_socket.path is None:
-        made.bind(unix_socket.name)
+        new_socket.bind(unix_socket.name)
         return
     if len(unix_socket.name) > _LONGEST:
         raise OSError(errno.ENAMETOOLONG, "its name is too long")
@@ -178,7 +180,7 @@ def _bind(made: socket.socket, unix_socket: UnixSocket) -> None:
     created = _make_directories(path) if unix_socket.deleted else []
     umask = os.umask(~mode & 0o777)  # of this thread only
     try:
-        made.bind(unix_socket.path)
+        new_socket.bind(unix_socket.path)
     finally:
         os.umask(umask)
     if unix_socket.deleted:
@@ -206,19 +208,19 @@ def _make_directories(path: Path) -> list[Path]:
     return missing
 
 
-def _set_options(made: socket.socket, unix_socket: UnixSocket) -> None:
+def _set_options(new_socket: socket.socket, unix_socket: UnixSocket) -> None:
     """Set the options that programs use on UNIX sockets, as far as the kernel accepts them."""
     for field, option in _BUFFERS.items():
         if unix_socket.options.get(field, 0) < 1 << 31:
             with suppress(OSError):
-                made.setsockopt(
+                new_socket.setsockopt(
                     socket.SOL_SOCKET, option, unix_socket.options.get(field, 0) // 2
                 )  # the kernel doubles it
     for field, option in _OPTIONS.items():
         if 0 < unix_socket.options.get(field, 0) < 1 << 31:
             with suppress(OSError):
-                made.setsockopt(socket.SOL_SOCKET, option, unix_socket.options[field])
+                new_socket.setsockopt(socket.SOL_SOCKET, option, unix_socket.options[field])
     for (seconds, micro), option in _TIMES.items():
         value = unix_socket.options.get(seconds, 0), unix_socket.options.get(micro, 0)
         if any(value) and max(value) < 1 << 62:
-            made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *value))
+            new_socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *value))

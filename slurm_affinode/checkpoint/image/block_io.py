@@ -26,13 +26,13 @@ _LEAST = 4 << 20
 _sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
 
 
-def start_writing(fd: int, at: int, length: int) -> None:
+def start_writing(fd: int, offset: int, length: int) -> None:
     """Start writeback of a range of a file without waiting for it to complete.
 
     Blocks if the disk's request queue is full. This is only a hint: errors are ignored.
     """
     if _sync_file_range is not None:
-        _sync_file_range(fd, ctypes.c_int64(at), ctypes.c_int64(length), _START)
+        _sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _START)
 
 
 class Writeback:
@@ -58,11 +58,11 @@ class Writeback:
         if name not in self._done:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._done[name] = os.open(name, flags, dir_fd=self._directory_fd), 0
-        fd, done = self._done[name]
+        fd, written_bytes = self._done[name]
         facts = os.fstat(fd)
-        if stat.S_ISREG(facts.st_mode) and facts.st_size - done >= _LEAST and not self._poller.stopped:
+        if stat.S_ISREG(facts.st_mode) and facts.st_size - written_bytes >= _LEAST and not self._poller.stopped:
             end = facts.st_size // _LEAST * _LEAST
-            self._start(fd, done, end - done)
+            self._start(fd, written_bytes, end - written_bytes)
             self._done[name] = fd, end
 
     def stop(self) -> None:
@@ -142,13 +142,13 @@ class Buffer:
         self.address = ctypes.addressof(self._anchor)
         """Address of the buffer in memory."""
 
-    def zero(self, at: int, length: int) -> bool:
+    def zero(self, offset: int, length: int) -> bool:
         """Return whether all bytes of the range are 0."""
         if length == 0:
             return True
-        if self.view[at] or self.view[at + length - 1]:
+        if self.view[offset] or self.view[offset + length - 1]:
             return False
-        start = self.address + at
+        start = self.address + offset
         return bool(_memcmp(start, start + 1, length - 1) == 0)
 
 
@@ -192,12 +192,12 @@ def is_cached(fd: int, size: int) -> bool:
         return False
 
 
-def read_into(fd: int, block: Buffer, length: int, at: int) -> int:
-    """Read ``length`` bytes at offset ``at`` into the buffer. Return the bytes read, fewer only at end of file."""
-    view, done = block.view[: length + -length % ALIGN], 0
-    while done < len(view):
+def read_into(fd: int, block: Buffer, length: int, offset: int) -> int:
+    """Read ``length`` bytes at offset ``offset`` into the buffer. Return the bytes read, fewer only at end of file."""
+    view, count = block.view[: length + -length % ALIGN], 0
+    while count < len(view):
         try:
-            got = os.preadv(fd, [view[done:]], at + done)
+            got = os.preadv(fd, [view[count:]], offset + count)
         except OSError as error:
             if error.errno != errno.EINVAL or not is_direct(fd):
                 raise
@@ -205,14 +205,14 @@ def read_into(fd: int, block: Buffer, length: int, at: int) -> int:
             continue
         if got == 0:
             break
-        done += got
-        if done % ALIGN and is_direct(fd):
+        count += got
+        if count % ALIGN and is_direct(fd):
             break  # the end of the file
-    return min(done, length)
+    return min(count, length)
 
 
-def write_from(fd: int, block: Buffer, begin: int, end: int, at: int) -> None:
-    """Write a range of a buffer at offset ``at``.
+def write_from(fd: int, block: Buffer, begin: int, end: int, offset: int) -> None:
+    """Write a range of a buffer at offset ``offset``.
 
     With direct I/O the end of the file is padded with zeros to a whole page; the caller must truncate it afterwards.
     """
@@ -221,43 +221,43 @@ def write_from(fd: int, block: Buffer, begin: int, end: int, at: int) -> None:
     if padding and is_direct(fd):
         block.view[end : end + padding] = bytes(padding)
         view = block.view[begin : end + padding]
-    done = 0
-    while done < len(view):
+    written = 0
+    while written < len(view):
         try:
-            done += os.pwrite(fd, view[done:], at + done)
+            written += os.pwrite(fd, view[written:], offset + written)
         except OSError as error:
             if error.errno != errno.EINVAL or not is_direct(fd):
                 raise
             past_cache(fd, on=False)
 
 
-def data_ranges(fd: int, at: int, end: int) -> Iterator[tuple[int, int]]:
+def data_ranges(fd: int, offset: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of a file that are not holes, or the whole range if the file system does not report holes."""
-    while at < end:
+    while offset < end:
         try:
-            begin = max(at, os.lseek(fd, at, os.SEEK_DATA) // ALIGN * ALIGN)
+            begin = max(offset, os.lseek(fd, offset, os.SEEK_DATA) // ALIGN * ALIGN)
         except OSError as error:
             if error.errno == errno.ENXIO:  # only holes from here to the end
                 return
-            yield at, end
+            yield offset, end
             return
         if begin >= end:
             return
         hole = os.lseek(fd, begin, os.SEEK_HOLE)
         stop = min(end, hole + -hole % ALIGN)
         yield begin, stop
-        at = stop
+        offset = stop
 
 
 def runs(block: Buffer, length: int) -> Iterator[tuple[int, int]]:
     """Yield the nonzero ranges of the buffer's first ``length`` bytes, with a granularity of 256 KiB."""
     begin = None
-    for at in range(0, length, _PIECE):
-        if block.zero(at, min(_PIECE, length - at)):
+    for offset in range(0, length, _PIECE):
+        if block.zero(offset, min(_PIECE, length - offset)):
             if begin is not None:
-                yield begin, at
+                yield begin, offset
                 begin = None
         elif begin is None:
-            begin = at
+            begin = offset
     if begin is not None:
         yield begin, length

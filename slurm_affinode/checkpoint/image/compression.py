@@ -64,22 +64,22 @@ def _check(form: bytes, length: int) -> int:
     return zlib.crc32(form + length.to_bytes(8, "little"))
 
 
-def write(fd: int, block: int, at: int, view: memoryview, level: int) -> None:
-    """Compress a chunk that is not all zeros into its slot; ``at`` is its offset in the block."""
+def write(fd: int, block: int, offset: int, view: memoryview, level: int) -> None:
+    """Compress a chunk that is not all zeros into its slot; ``offset`` is its offset in the block."""
     module = _needed()
     data, form = module.ZstdCompressor(level=level).compress(view), _ZSTD
     if len(data) >= len(view):
         data, form = view, _RAW
-    place = (block * _chunks() + at // CHUNK) * _SLOT
+    place = (block * _chunks() + offset // CHUNK) * _SLOT
     parts = memoryview(_HEADER.pack(form, len(data), _check(form, len(data))) + bytes(data))
     while parts:
-        done = os.pwrite(fd, parts, place)
-        parts, place = parts[done:], place + done
+        written = os.pwrite(fd, parts, place)
+        parts, place = parts[written:], place + written
 
 
-def read(fd: int, block: int, at: int, view: memoryview) -> None:
+def read(fd: int, block: int, offset: int, view: memoryview) -> None:
     """Decompress a chunk. Raises ``ImageDamaged``, or ``CheckpointError`` if ``zstandard`` is not installed."""
-    place = (block * _chunks() + at // CHUNK) * _SLOT
+    place = (block * _chunks() + offset // CHUNK) * _SLOT
     header = os.pread(fd, _HEADER.size, place)
     form, length, check = _HEADER.unpack(header) if len(header) == _HEADER.size else (_ZERO, 0, 0)
     if (form, length, check) == (_ZERO, 0, 0):
@@ -103,10 +103,10 @@ def block(kind: digest.DigestAlgorithm, fd: int, number: int, size: int, take: d
     """Return the hash of a block of a compressed file, as ``digest.block``. ``size``: uncompressed, in bytes."""
     state, chunk = kind.new(), buffer()
     begin, end = number * digest.BLOCK, min(size, (number + 1) * digest.BLOCK)
-    for at in range(begin, end, CHUNK):
-        view = chunk.view[: min(CHUNK, end - at)]
-        read(fd, number, at - begin, view)
+    for offset in range(begin, end, CHUNK):
+        view = chunk.view[: min(CHUNK, end - offset)]
+        read(fd, number, offset - begin, view)
         state.update(view)
         if take is not None:
-            take(at, view)
+            take(offset, view)
     return state.digest()

@@ -66,41 +66,41 @@ def message(data: bytes) -> Message:
 
 def spans(data: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
     """Yield the fields of a protobuf message in order: number, value, begin, end. Raises ``BadImage``."""
-    at, size = 0, len(data)
-    while at < size:
-        begin = at
-        tag = data[at]
+    offset, size = 0, len(data)
+    while offset < size:
+        begin = offset
+        tag = data[offset]
         if tag < 0x80:  # without a call: nearly all tags and half of the values have one byte
-            at += 1
+            offset += 1
         else:
-            tag, at = _varint(data, at)
+            tag, offset = _varint(data, offset)
         kind, number = tag & 7, tag >> 3
         value: int | bytes
         if kind == 0:
-            if at < size and data[at] < 0x80:
-                value, at = data[at], at + 1
+            if offset < size and data[offset] < 0x80:
+                value, offset = data[offset], offset + 1
             else:
-                value, at = _varint(data, at)
+                value, offset = _varint(data, offset)
         elif kind == 2:
-            length, at = _varint(data, at)
-            value, at = data[at : at + length], at + length
+            length, offset = _varint(data, offset)
+            value, offset = data[offset : offset + length], offset + length
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
-            value, at = data[at : at + length], at + length
+            value, offset = data[offset : offset + length], offset + length
         else:
             raise BadImage(f"field of unknown kind {kind}")
-        if at > size:
+        if offset > size:
             raise BadImage("a message is cut short")
-        yield number, value, begin, at
+        yield number, value, begin, offset
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    for byte in data[at : at + _MOST_BYTES]:
+    for byte in data[offset : offset + _MOST_BYTES]:
         value |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80 and value < 1 << 64:
-            return value, at + shift // 7
+            return value, offset + shift // 7
     raise BadImage("a number is cut short")
 
 
@@ -111,16 +111,16 @@ def records(data: bytes) -> Iterator[Message]:
 
 def bodies(data: bytes) -> Iterator[bytes]:
     """Yield the encoded messages of an image file that has two 4-byte magic numbers. Raises ``BadImage``."""
-    at = _MAGICS
-    if len(data) < at:
+    offset = _MAGICS
+    if len(data) < offset:
         raise BadImage("no header")
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        at += 4
-        if at + length > len(data) or at > len(data):
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        offset += 4
+        if offset + length > len(data) or offset > len(data):
             raise BadImage("a record is cut short")
-        yield data[at : at + length]
-        at += length
+        yield data[offset : offset + length]
+        offset += length
 
 
 def framed(body: bytes) -> bytes:
@@ -137,17 +137,17 @@ def encoded(number: int, value: int | bytes) -> bytes:
 
 def with_field(body: bytes, number: int, value: int | bytes) -> bytes:
     """Return a message with another value in a field that it has. Raises ``BadImage``."""
-    made = encoded(number, value)
-    return b"".join(made if span == number else body[begin:end] for span, _, begin, end in spans(body))
+    new_field = encoded(number, value)
+    return b"".join(new_field if span == number else body[begin:end] for span, _, begin, end in spans(body))
 
 
 def varint(value: int) -> bytes:
     """Encode a nonnegative integer as a protobuf varint."""
-    made = bytearray()
+    packed = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        packed.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*packed, value])
 
 
 def integer(fields: Message, key: int, default: int | None = None) -> int:
@@ -257,9 +257,9 @@ def repeated(fields: Message, key: int) -> Iterator[int]:
         if isinstance(value, int):
             yield value
             continue
-        at = 0
-        while at < len(value):
-            number, at = _varint(value, at)
+        position = 0
+        while position < len(value):
+            number, position = _varint(value, position)
             yield number
 
 
@@ -271,10 +271,10 @@ def _pages(directory_fd: int, name: str, sizes: dict[str, int]) -> int:
     except StopIteration:
         raise BadImage(f"{name}: empty") from None
     count = sum(page_count(row) for row in rows if integer(row, 4, PRESENT) & PRESENT)
-    held = sizes.get(f"pages-{pages_id}.img", 0)
-    if held != count * PAGE:
-        raise BadImage(f"pages-{pages_id}.img: {held} bytes in place of {count * PAGE}")
-    return held
+    page_bytes = sizes.get(f"pages-{pages_id}.img", 0)
+    if page_bytes != count * PAGE:
+        raise BadImage(f"pages-{pages_id}.img: {page_bytes} bytes in place of {count * PAGE}")
+    return page_bytes
 
 
 def page_count(entry: Message) -> int:
@@ -338,12 +338,12 @@ class CriuMessage:
 
     def _in(self, line: str) -> bool:
         # Users choose paths in the log: a regular expression could take long for one of them.
-        at = 0
+        position = 0
         for part in _CONVERSION.split(self.text):
-            at = line.find(part, at)
-            if at < 0:
+            position = line.find(part, position)
+            if position < 0:
                 return False
-            at += len(part)
+            position += len(part)
         return True
 
 

@@ -74,8 +74,8 @@ class DigestAlgorithm:
             state.update(block)
             return state.digest()
 
-        made = [hashed(block) for block in blocks]
-        return self.total(made or [hashed(memoryview(b""))])
+        hashes = [hashed(block) for block in blocks]
+        return self.total(hashes or [hashed(memoryview(b""))])
 
 
 class _NoDigest:
@@ -137,13 +137,13 @@ def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | 
     state, piece = kind.new(), buffer()
     begin, end = number * BLOCK, min(size, (number + 1) * BLOCK)
     length = CHUNK if is_direct(fd) else _READ
-    for at in range(begin, end, length):
-        view = piece.view[: min(length, end - at)]
-        if read_into(fd, piece, len(view), at) < len(view):
+    for offset in range(begin, end, length):
+        view = piece.view[: min(length, end - offset)]
+        if read_into(fd, piece, len(view), offset) < len(view):
             raise EOFError
         state.update(view)
         if take is not None:
-            take(at, view)
+            take(offset, view)
     return state.digest()
 
 
@@ -181,13 +181,13 @@ def of_files(
 
     def finish() -> str:
         reading = under_way[0][1]
-        made = []
+        digests = []
         for future, length in zip(reading.blocks, reading.lengths(), strict=True):
-            made.append(future.result())
+            digests.append(future.result())
             if progress is not None:
                 progress(length)
         under_way.popleft()[0].close()
-        return kind.total(made)
+        return kind.total(digests)
 
     try:
         for file in files:
@@ -231,16 +231,18 @@ class Follower:
                 self._fds[entry.name] = os.open(entry.name, flags, dir_fd=self._directory_fd)
                 self._blocks[entry.name] = []
         for name, fd in self._fds.items():
-            size, made = os.fstat(fd).st_size, self._blocks[name]
-            while (len(made) + 1) * BLOCK <= size:
-                made.append(self._executor.submit(block, self._kind, fd, len(made), size))
+            size, digests = os.fstat(fd).st_size, self._blocks[name]
+            while (len(digests) + 1) * BLOCK <= size:
+                digests.append(self._executor.submit(block, self._kind, fd, len(digests), size))
 
     def finish(self, name: str, fd: int, size: int) -> FileDigest:
         """Digest the rest of a file that no longer grows. Return all of its blocks."""
         self._poller.join()
-        made = self._blocks.get(name, [])
-        rest = (self._executor.submit(block, self._kind, fd, number, size) for number in range(len(made), count(size)))
-        return FileDigest(size, [*made, *rest])
+        digests = self._blocks.get(name, [])
+        rest = (
+            self._executor.submit(block, self._kind, fd, number, size) for number in range(len(digests), count(size))
+        )
+        return FileDigest(size, [*digests, *rest])
 
     def stop(self) -> None:
         """Stop the threads."""

@@ -82,8 +82,8 @@ def fillable(directory_fd: int, inventory: Inventory) -> tuple[TreeMemory, ...]:
 def _mappings(directory_fd: int, pid: int) -> list[Mapping]:
     """Return the mappings of a process in address order."""
     name = f"mm-{pid}.img"
-    mm, *others = [*image_records(directory_fd, name)] or [{}]
-    if others:
+    mm, *further_records = [*image_records(directory_fd, name)] or [{}]
+    if further_records:
         raise BadImage(f"{name}: more than one record")
     areas = (message(area) for area in mm.get(14, []) if isinstance(area, bytes))
     return [(integer(area, 1), integer(area, 2)) for area in areas]
@@ -91,7 +91,7 @@ def _mappings(directory_fd: int, pid: int) -> list[Mapping]:
 
 def _runs(rows: Iterable[Message], mappings: Sequence[Mapping]) -> Iterator[tuple[Mapping, PageStretch]]:
     """Yield the runs of pages, each with its mapping."""
-    offset = at = 0
+    offset = position = 0
     for row in rows:
         flags = integer(row, 4, PRESENT)
         if not flags & PRESENT:
@@ -99,11 +99,11 @@ def _runs(rows: Iterable[Message], mappings: Sequence[Mapping]) -> Iterator[tupl
         address = integer(row, 1)
         end = address + page_count(row) * PAGE
         while flags & LAZY and address < end:
-            while at < len(mappings) and mappings[at][1] <= address:
-                at += 1
-            if at == len(mappings) or mappings[at][0] > address:
+            while position < len(mappings) and mappings[position][1] <= address:
+                position += 1
+            if position == len(mappings) or mappings[position][0] > address:
                 raise BadImage(f"pages at {address:#x} are in no mapping")
-            length = min(end, mappings[at][1]) - address
-            yield mappings[at], PageStretch(offset, address, length)
+            length = min(end, mappings[position][1]) - address
+            yield mappings[position], PageStretch(offset, address, length)
             offset, address = offset + length, address + length
         offset += end - address

@@ -90,18 +90,18 @@ class _Place:
                 os.close(fd)
         self.uffd = self.pages = -1
 
-    def take(self, at: int, view: memoryview) -> int:
-        """Place bytes of the pages file, starting at offset ``at``; return how many belong here. Raises ``OSError``."""
+    def take(self, address: int, view: memoryview) -> int:
+        """Place bytes of the pages file, from offset ``address`` on; return how many belong here. Raise ``OSError``."""
         placed = 0
-        source, end = ctypes.addressof(ctypes.c_char.from_buffer(view)), at + len(view)
+        source, end = ctypes.addressof(ctypes.c_char.from_buffer(view)), address + len(view)
         runs = self.memory.runs
-        for number in range(max(0, bisect_right(self._offsets, at) - 1), len(runs)):
+        for number in range(max(0, bisect_right(self._offsets, address) - 1), len(runs)):
             run = runs[number]
             if run.offset >= end:
                 break
-            begin, stop = max(at, run.offset), min(end, run.offset + run.length)
+            begin, stop = max(address, run.offset), min(end, run.offset + run.length)
             if begin < stop:
-                self._copy(run.address + begin - run.offset, source + begin - at, stop - begin)
+                self._copy(run.address + begin - run.offset, source + begin - address, stop - begin)
                 placed += stop - begin
         return placed
 
@@ -129,19 +129,19 @@ class _Place:
 
     def _copy(self, address: int, source: int, length: int) -> None:
         """Copy whole pages to addresses without a page; existing pages are kept."""
-        done = 0
-        while done < length:
-            words = bytearray(_COPY.pack(address + done, source + done, length - done, 0, 0))
+        copied = 0
+        while copied < length:
+            words = bytearray(_COPY.pack(address + copied, source + copied, length - copied, 0, 0))
             try:
                 fcntl.ioctl(self.uffd, _UFFDIO_COPY, words)
-                done = length
+                copied = length
             except OSError as error:
                 if error.errno == errno.EAGAIN:  # partially done, or the mappings are changing
-                    done += max(0, _COPY.unpack(words)[4])
+                    copied += max(0, _COPY.unpack(words)[4])
                 elif error.errno == errno.EEXIST:
-                    filled = self._delivered.get(address + done)
-                    self.changed |= filled is not None and filled != ctypes.string_at(source + done, PAGE)
-                    done += PAGE
+                    filled = self._delivered.get(address + copied)
+                    self.changed |= filled is not None and filled != ctypes.string_at(source + copied, PAGE)
+                    copied += PAGE
                 else:
                     raise
 
@@ -181,7 +181,9 @@ class Filler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop listening and release waiting threads."""
         self._close()
 
@@ -205,8 +207,8 @@ class Filler:
             for place in self._places.values():
                 place.close()
 
-    def take(self, file: str, at: int, view: memoryview) -> None:
-        """Place whole pages of a pages file, starting at offset ``at``. Waits until that is possible.
+    def take(self, file: str, address: int, view: memoryview) -> None:
+        """Place whole pages of a pages file, starting at offset ``address``. Waits until that is possible.
 
         Does nothing if the restore was aborted, and for files that CRIU reads itself.
         """
@@ -219,7 +221,7 @@ class Filler:
             self._taking += 1
         placed = 0
         try:
-            placed = place.take(at, view)
+            placed = place.take(address, view)
         except OSError as error:
             self._fail(f"the memory of process {place.memory.pid} cannot be filled: {error.strerror}")
         finally:

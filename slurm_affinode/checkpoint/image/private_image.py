@@ -144,11 +144,11 @@ class PrivateImage:
         try:
             os.ftruncate(target, self.pages[name])
             for begin, length in ranges:
-                for at in range(begin, begin + length, _CHUNK):
-                    data = os.pread(source, min(_CHUNK, begin + length - at), at)
+                for offset in range(begin, begin + length, _CHUNK):
+                    data = os.pread(source, min(_CHUNK, begin + length - offset), offset)
                     if not data:
                         raise ImageDamaged(f"{CRIU}/{name}: is not complete")
-                    _write_at(target, memoryview(data), at)
+                    _write_at(target, memoryview(data), offset)
         except OSError as error:
             raise restore_failure(f"{name}: cannot be copied", error) from None
         finally:
@@ -163,20 +163,20 @@ class PrivateImage:
             if ranges:
                 self.open(name)  # now, as several threads read it
 
-        def take(name: str, at: int, view: memoryview) -> None:
-            self._compare(name, at, view)
+        def take(name: str, offset: int, view: memoryview) -> None:
+            self._compare(name, offset, view)
             if then is not None:
-                then(name, at, view)
+                then(name, offset, view)
 
         return take
 
-    def _compare(self, name: str, at: int, view: memoryview) -> None:
-        end = at + len(view)
+    def _compare(self, name: str, offset: int, view: memoryview) -> None:
+        end = offset + len(view)
         for begin, length in self._held.get(name, ()):
-            first, last = max(at, begin), min(end, begin + length)
+            first, last = max(offset, begin), min(end, begin + length)
             if first < last:
                 try:
-                    same = os.pread(self._opened[name], last - first, first) == view[first - at : last - at]
+                    same = os.pread(self._opened[name], last - first, first) == view[first - offset : last - offset]
                 except OSError:
                     same = False
                 if not same:
@@ -283,23 +283,23 @@ def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
     """Return an unnamed copy on a disk of this node; blocks of zeros become holes."""
     source = _opened(directory_fd, name)
     try:
-        with work_directory() as (place, _), tempfile.TemporaryFile(dir=place, buffering=0) as made:
+        with work_directory() as (place, _), tempfile.TemporaryFile(dir=place, buffering=0) as temporary:
 
             def copied() -> Iterator[memoryview]:
-                at = 0
+                position = 0
                 for block in _blocks(source, path):
                     try:
                         if block.tobytes().count(0) != len(block):
-                            _write_at(made.fileno(), block, at)
-                        at += len(block)
-                        os.ftruncate(made.fileno(), at)
+                            _write_at(temporary.fileno(), block, position)
+                        position += len(block)
+                        os.ftruncate(temporary.fileno(), position)
                     except OSError as error:
                         # A full disk of this node does not mean that the image is damaged.
                         raise CheckpointError(f"{path}: cannot be copied: {error.strerror}") from None
                     yield block
 
             pages.check(path, copied())
-            return os.dup(made.fileno())
+            return os.dup(temporary.fileno())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be copied: {error.strerror}") from None
     finally:
@@ -309,28 +309,28 @@ def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
 def _write(directory_fd: int, name: str, blocks: Sequence[memoryview]) -> None:
     fd = os.open(name, _CREATE_FLAGS, root_directory.FILE_MODE, dir_fd=directory_fd)
     try:
-        at = 0
+        position = 0
         for block in blocks:
-            _write_at(fd, block, at)
-            at += len(block)
+            _write_at(fd, block, position)
+            position += len(block)
     finally:
         os.close(fd)
 
 
-def _write_at(fd: int, data: memoryview, at: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], at + done)
+def _write_at(fd: int, data: memoryview, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
 
 
 def _gaps(size: int, memory: TreeMemory | None) -> list[tuple[int, int]]:
     """Return the ranges (start, length) of a pages file that CRIU places itself."""
-    gaps, at = [], 0
+    gaps, position = [], 0
     for run in sorted(memory.runs, key=lambda run: run.offset) if memory is not None else ():
-        if run.offset > at:
-            gaps.append((at, run.offset - at))
-        at = max(at, run.offset + run.length)
-    return [*gaps, (at, size - at)] if size > at else gaps
+        if run.offset > position:
+            gaps.append((position, run.offset - position))
+        position = max(position, run.offset + run.length)
+    return [*gaps, (position, size - position)] if size > position else gaps
 
 
 def _place(needed: int) -> str | None:

@@ -59,10 +59,10 @@ def sign(key: bytes, purpose: str, node: str, data: bytes) -> str:
 def verify(key: bytes, purpose: str, node: str, data: bytes, signature: str) -> bool:
     """Return whether a node signed this data."""
     try:
-        made = sign(key, purpose, node, data)
+        expected = sign(key, purpose, node, data)
     except ValueError:
         return False
-    return bool(_HEX.fullmatch(signature)) and hmac.compare_digest(made, signature)
+    return bool(_HEX.fullmatch(signature)) and hmac.compare_digest(expected, signature)
 
 
 class Signer:

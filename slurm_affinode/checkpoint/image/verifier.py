@@ -27,10 +27,10 @@ def same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
     """Check that no file is missing and that there is no extra file. Raises ``ImageDamaged``."""
     present = {name for name in root_directory.names(fd) if name not in (CRIU, MANIFEST, SIGNATURE)}
     present |= {f"{CRIU}/{name}" for name in root_directory.names(criu_fd)}
-    listed = {_form(fact, present) for fact in facts.files}
-    if missing := listed - present:
+    listed_files = {_form(fact, present) for fact in facts.files}
+    if missing := listed_files - present:
         raise ImageDamaged(f"{min(missing)}: is missing")
-    if extra := present - listed:
+    if extra := present - listed_files:
         raise ImageDamaged(f"{min(extra)}: does not belong there")
 
 
@@ -42,29 +42,30 @@ def _form(fact: FileFact, present: set[str]) -> str:
 
 @contextmanager
 def same_contents(
-    fd: int, criu_fd: int, facts: Manifest, owner: int, progress: digest.Progress | None, *, known: bool = False
+    fd: int, criu_fd: int, facts: Manifest, owner: int, progress: digest.Progress | None, *, is_known: bool = False
 ) -> Iterator[Pages]:
     """Check that each file is a regular file, private to its owner, with the size and digest in the manifest.
 
     All of this is checked on entry, except for the digests of the pages, which threads verify until the context is
     left. Both the context and the pages raise ``ImageDamaged``, or ``CheckpointError`` if this node does not support
-    the digest or on timeout. ``known``: the digests are known to be correct and are not computed.
+    the digest or on timeout. ``is_known``: the digests are known to be correct and are not computed.
     """
-    kind = digest.NO_DIGEST if known else digest.named(facts.digest)
+    kind = digest.NO_DIGEST if is_known else digest.named(facts.digest)
     pages = [fact for fact in facts.files if _PAGES.fullmatch(fact.path)]
-    others = [fact for fact in facts.files if not _PAGES.fullmatch(fact.path)]
+    other_facts = [fact for fact in facts.files if not _PAGES.fullmatch(fact.path)]
     with digest.pool() as executor, pool("verify", 1) as ahead:
         packed = {
-            at: {name for name in root_directory.names(at) if name.endswith(compression.SUFFIX)} for at in (fd, criu_fd)
+            directory_fd: {name for name in root_directory.names(directory_fd) if name.endswith(compression.SUFFIX)}
+            for directory_fd in (fd, criu_fd)
         }
         files = _Files(fd, criu_fd, packed, kind, owner, executor)
         for fact in pages:
             with files.opened(fact):
                 pass
-        if not known:
-            files.verify(others, progress)
+        if not is_known:
+            files.verify(other_facts, progress)
         try:
-            yield _Pages(partial(ahead.submit, files.verify, pages, progress), known, facts.files, kind)
+            yield _Pages(partial(ahead.submit, files.verify, pages, progress), is_known, facts.files, kind)
         finally:
             files.stop.set()
 
@@ -81,7 +82,7 @@ def small_file(
     if path not in expected:
         raise ImageDamaged(f"{path}: does not belong there")
     data = memoryview(root_directory.read(directory_fd, name, owner=owner, limit=limit))
-    blocks = (data[at : at + digest.BLOCK] for at in range(0, len(data), digest.BLOCK))
+    blocks = (data[offset : offset + digest.BLOCK] for offset in range(0, len(data), digest.BLOCK))
     if digest.named(facts.digest).of_blocks(blocks) != expected[path]:
         raise ImageDamaged(f"{path}: its contents have changed")
     return bytes(data)
@@ -93,11 +94,11 @@ class _Pages:
     def __init__(
         self,
         verify: Callable[[Take | None], Future[None]],
-        known: bool,
+        is_known: bool,
         facts: Sequence[FileFact],
         kind: digest.DigestAlgorithm,
     ) -> None:
-        self._verify, self._known = verify, known
+        self._verify, self._known = verify, is_known
         self._facts, self._kind = {fact.path: fact for fact in facts}, kind
         self._under_way: Future[None] | None = None
 
@@ -156,19 +157,19 @@ class _Files:
     def verify(self, facts: Sequence[FileFact], progress: digest.Progress | None, take: Take | None = None) -> None:
         """Verify digests. Raises ``ImageDamaged``, and ``EOFError`` or ``OSError`` if a file cannot be read in full."""
         readings = (self._reading(fact, take) for fact in facts)
-        with closing(digest.of_files(self.kind, readings, progress)) as made:
-            for fact, actual in zip(facts, made, strict=True):
+        with closing(digest.of_files(self.kind, readings, progress)) as digests:
+            for fact, actual in zip(facts, digests, strict=True):
                 if actual != fact.digest and self.kind is not digest.NO_DIGEST:
                     raise ImageDamaged(f"{fact.path}: its contents have changed")
 
     @contextmanager
     def opened(self, fact: FileFact) -> Iterator[tuple[int, bool]]:
         """Open a file. Yield the descriptor and whether the file is compressed."""
-        at, name = (self.criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (self.fd, fact.path)
-        packed = fact.size >= compression.LEAST and name + compression.SUFFIX in self.packed[at]
+        directory_fd, name = (self.criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (self.fd, fact.path)
+        packed = fact.size >= compression.LEAST and name + compression.SUFFIX in self.packed[directory_fd]
         size = compression.packed_size(fact.size) if packed else fact.size
         with root_directory.file(
-            at, name + compression.SUFFIX if packed else name, owner=self.owner, size=size
+            directory_fd, name + compression.SUFFIX if packed else name, owner=self.owner, size=size
         ) as opened:
             yield opened, packed
 

@@ -130,21 +130,23 @@ class ImageWriter:
         """
         read = FileSystemCalls(None, probe_s=_READ_S)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        at, free = 0, os.fstatvfs(self._fd)
+        offset, free = 0, os.fstatvfs(self._fd)
         if size > free.f_bavail * free.f_frsize:  # even if sparse: writing zeros could take hours before it fails
             raise NoRoom(f"{self._place.store}: {name} has {size} bytes, more than there is room for")
         try:
             fd = os.open(name, flags, root_directory.FILE_MODE, dir_fd=self._fd)
             try:
-                while at < size and (chunk := read(partial(os.pread, source_fd, min(_COPY, size - at), at))):
-                    at += _write_all(fd, chunk)
+                while offset < size and (
+                    chunk := read(partial(os.pread, source_fd, min(_COPY, size - offset), offset))
+                ):
+                    offset += _write_all(fd, chunk)
             finally:
                 os.close(fd)
         except NoAnswerError:
             raise
         except OSError as error:
             raise NoRoom(f"{self._place.store}: {name} cannot be written: {error.strerror}") from None
-        return at
+        return offset
 
     def follow(self) -> None:
         """Start digesting CRIU's files and writing them to disk while they grow, which shortens ``commit``."""
@@ -173,32 +175,34 @@ class ImageWriter:
         top = [name for name in root_directory.names(self._fd) if name != CRIU]
         places = [(self._fd, name, name) for name in top]
         places += [(self.criu_fd, name, f"{CRIU}/{name}") for name in root_directory.names(self.criu_fd)]
-        sizes = [self._close_to_others(at, name) for at, name, _ in places]
+        sizes = [self._close_to_others(directory_fd, name) for directory_fd, name, _ in places]
         with digest.pool() as syncing, digest.pool() as digesting:
-            durable = [syncing.submit(self._sync, at, name) for at, name, _ in places]
+            durable = [syncing.submit(self._sync, directory_fd, name) for directory_fd, name, _ in places]
 
             @contextmanager
-            def reading(at: int, name: str, size: int) -> Iterator[digest.FileDigest]:
-                with root_directory.file(at, name, owner=self._place.owner, size=size) as fd:
-                    if self._follower is not None and at == self.criu_fd and size >= digest.BLOCK:
+            def reading(directory_fd: int, name: str, size: int) -> Iterator[digest.FileDigest]:
+                with root_directory.file(directory_fd, name, owner=self._place.owner, size=size) as fd:
+                    if self._follower is not None and directory_fd == self.criu_fd and size >= digest.BLOCK:
                         yield self._follower.finish(name, fd, size)
                     else:
                         yield digest.begin(self._kind, fd, size, digesting)
 
-            opened = (reading(at, name, size) for (at, name, _), size in zip(places, sizes, strict=True))
-            with closing(digest.of_files(self._kind, opened)) as made:
+            opened = (
+                reading(directory_fd, name, size) for (directory_fd, name, _), size in zip(places, sizes, strict=True)
+            )
+            with closing(digest.of_files(self._kind, opened)) as file_digests:
                 file_facts = [
                     FileFact(path, size, digests)
-                    for (_, _, path), size, digests in zip(places, sizes, made, strict=True)
+                    for (_, _, path), size, digests in zip(places, sizes, file_digests, strict=True)
                 ]
             for tier in durable:
                 tier.result()
         return tuple(file_facts)
 
     @staticmethod
-    def _close_to_others(at: int, name: str) -> int:
+    def _close_to_others(directory_fd: int, name: str) -> int:
         """Make a file private to root and return its size."""
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         try:
             os.fchmod(fd, root_directory.FILE_MODE)
             return os.fstat(fd).st_size
@@ -206,8 +210,8 @@ class ImageWriter:
             os.close(fd)
 
     @staticmethod
-    def _sync(at: int, name: str) -> None:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    def _sync(directory_fd: int, name: str) -> None:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         try:
             os.fsync(fd)
         finally:

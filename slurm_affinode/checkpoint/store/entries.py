@@ -169,7 +169,7 @@ class Entries:
 
         Raises ``OSError`` if the directory cannot be read.
         """
-        known = self._sizes
+        known_sizes = self._sizes
         stamps: dict[tuple[str, int], tuple[_Stamp, int, int]] = {}
         for name in self.jobs():
             with suppress(ImageDamaged, OSError), self.job(name) as job_fd:
@@ -178,7 +178,7 @@ class Entries:
                 for seq in self.complete(job_fd):
                     with suppress(ImageDamaged, OSError):
                         stamp = _stamp(job_fd, f"{seq:04d}")
-                        entry_size = known.get((name, seq))
+                        entry_size = known_sizes.get((name, seq))
                         if entry_size is None or entry_size[0] != stamp:
                             facts = self.manifest(job_fd, name, f"{seq:04d}")
                             entry_size = stamp, facts.uid, facts.size
@@ -193,8 +193,8 @@ class Entries:
                 with suppress(ImageDamaged, OSError, ValueError):
                     facts = self.manifest(job_fd, name, entry)
                     with root_directory.directory(job_fd, entry, owner=self.owner) as fd:
-                        held = root_directory.size_of(fd)
-                    yield facts, held
+                        held_bytes = root_directory.size_of(fd)
+                    yield facts, held_bytes
 
     def aside(self) -> Iterator[str]:
         """Return the entries that were set aside: ``CLUSTER.JOBID/SEQ.N.bad``."""

@@ -78,12 +78,14 @@ class Budget:
         free = max(0, usage.free + freeable - self.reserve - promised)
         if size > free:
             raise NoRoom(f"{self._path}: {text.size(free)} free, {text.size(size)} needed")
-        for what, held, quota in (
+        for what, held_bytes, quota in (
             ("the store has", usage.used - freeable + promised, self.quota),
             (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self._user_limit(usage)),
         ):
-            if quota is not None and held + size > quota:
-                raise NoRoom(f"{self._path}: {what} {text.size(held)} of {text.size(quota)}, {text.size(size)} needed")
+            if quota is not None and held_bytes + size > quota:
+                raise NoRoom(
+                    f"{self._path}: {what} {text.size(held_bytes)} of {text.size(quota)}, {text.size(size)} needed"
+                )
 
     def _user_limit(self, usage: Usage) -> int | None:
         """Return the limit for one user in bytes; ``None``: no limit."""
@@ -261,9 +263,9 @@ class DirectoryStore:
         self._mutex = threading.Lock()
         """Guards the budget: a check of free space and the reservation are one step."""
 
-    def same_as(self, other: DirectoryStore) -> bool:
+    def same_as(self, store: DirectoryStore) -> bool:
         """Return whether both stores are the same directory, even under different paths."""
-        return self._entries.place == other._entries.place
+        return self._entries.place == store._entries.place
 
     def close(self) -> None:
         """Close the directory."""
@@ -363,8 +365,8 @@ class DirectoryStore:
 
     def _writer(self, name: str, job_fd: int, seq: int, fds: tuple[int, int], promise: tuple[int, int]) -> ImageWriter:
         self.budget.promise((name, seq), *promise)
-        done = partial(self.budget.settle, (name, seq))
-        return ImageWriter(Place(job_fd, str(self.path), self._owner, self._key, done), seq, fds)
+        on_settled = partial(self.budget.settle, (name, seq))
+        return ImageWriter(Place(job_fd, str(self.path), self._owner, self._key, on_settled), seq, fds)
 
     # --- reading
 
@@ -474,7 +476,7 @@ class DirectoryStore:
 
     @contextmanager
     def verifying(
-        self, image: Image, *, progress: Callable[[int], None] | None = None, known: bool = False
+        self, image: Image, *, progress: Callable[[int], None] | None = None, is_known: bool = False
     ) -> Iterator[Pages]:
         """Verify an image except for its memory pages, which are verified within the context (``same_contents``)."""
         label = f"{image.job}/{image.entry}"
@@ -484,13 +486,13 @@ class DirectoryStore:
             with named(label):
                 criu_fd = stack.enter_context(root_directory.directory(fd, CRIU, owner=self._owner))
                 same_files(fd, criu_fd, image.manifest)
-                contents = same_contents(fd, criu_fd, image.manifest, self._owner, progress, known=known)
+                contents = same_contents(fd, criu_fd, image.manifest, self._owner, progress, is_known=is_known)
                 pages = stack.enter_context(contents)
             yield NamedPages(pages, label)
 
     # --- copying
 
-    def copy(self, image: Image, to: DirectoryStore, how: How = _PLAIN) -> Image:
+    def copy(self, image: Image, to: DirectoryStore, mode: How = _PLAIN) -> Image:
         """Copy an image to another store and verify it during the copy. Continues an interrupted copy.
 
         An identical complete copy is left unchanged. Raises ``NoRoom``, ``ImageDamaged`` if the source is damaged, and
@@ -508,7 +510,7 @@ class DirectoryStore:
         with begun as writer:
             fd = self.open(image)
             try:
-                copy_files(image.manifest, fd, writer.fd, owner=self._owner, how=how)
+                copy_files(image.manifest, fd, writer.fd, owner=self._owner, mode=mode)
                 writer.publish()
             except Stopped:
                 writer.leave()

@@ -106,9 +106,9 @@ class Retention:
         load_s = size / self._speed(self._below(tier))
         self._make_room(tier, TierImage(f"{key.name}/new", size, 0, load_s, waited_s=0.0), key.name)
 
-    def make_room_for(self, tier: Tier, held: TierImage) -> None:
+    def make_room_for(self, tier: Tier, incoming: TierImage) -> None:
         """Make room for a copy. Raises ``NoRoom`` if the images there are worth more or cannot be evicted."""
-        self._make_room(tier, held, held.name)
+        self._make_room(tier, incoming, incoming.name)
 
     def _make_room(self, tier: Tier, incoming: TierImage, name: str) -> None:
         with self._lock:
@@ -150,7 +150,7 @@ class Retention:
         No job waits for an image that is not its newest one. ``replaced``: a job with a newest image that is about to
         be superseded.
         """
-        slower = [other for other in self.tiers[self.tiers.index(tier) + 1 :] if other.durable]
+        slower = [slower_tier for slower_tier in self.tiers[self.tiers.index(tier) + 1 :] if slower_tier.durable]
         candidates = []
         with suppress(CheckpointError, OSError):
             whole = [(image.manifest, image.manifest.size) for image in tier.store.images() if isinstance(image, Image)]
@@ -158,7 +158,7 @@ class Retention:
             newest: dict[str, int] = {}
             for facts, _ in entries:
                 newest[facts.key.name] = max(facts.seq, newest.get(facts.key.name, 0))
-            for facts, held in entries:
+            for facts, held_bytes in entries:
                 name = facts.key.name
                 if (name, facts.seq) in self._pins:
                     continue
@@ -167,19 +167,19 @@ class Retention:
                     name, waited_s = f"{name}/{facts.seq}", None
                 where = next((tier for tier in slower if _has(tier, facts)), None)
                 if where is not None:
-                    present = TierImage(name, facts.size, held, facts.size / self._speed(where), waited_s)
+                    present = TierImage(name, facts.size, held_bytes, facts.size / self._speed(where), waited_s)
                     candidates.append((present, Image(facts, str(tier.store.path))))
         return candidates
 
     @staticmethod
     def _cut(tier: Tier, cuts: Sequence[Cut], candidates: Sequence[tuple[TierImage, Image]]) -> None:
         for cut in cuts:
-            for held, image in candidates:
-                if held.name == cut.name:
+            for tier_image, image in candidates:
+                if tier_image.name == cut.name:
                     with suppress(CheckpointError, OSError):
                         tier.store.cut(image, cut.keep)
-                        kept, whole = text.size(cut.keep), text.size(held.size)
-                        LOG.info("%s: %s of %s left in the tier %s", cut.name, kept, whole, tier.name)
+                        kept_text, whole = text.size(cut.keep), text.size(tier_image.size)
+                        LOG.info("%s: %s of %s left in the tier %s", cut.name, kept_text, whole, tier.name)
 
     # --- which jobs wait
 
@@ -220,7 +220,7 @@ class Retention:
         facts = copy.image.manifest
         held_bytes = 0
         with suppress(CheckpointError, OSError):
-            held_bytes = next((held for begun, held in tier.store.begun() if begun == facts), 0)
+            held_bytes = next((image_bytes for begun, image_bytes in tier.store.begun() if begun == facts), 0)
         # A copy to a slower tier is rated like a new image: its present tier may be volatile, or not of this node.
         out = self.tiers.index(copy.tier) < self.tiers.index(tier)
         load_s = facts.size / self._speed(self._below(tier) if out else copy.tier)

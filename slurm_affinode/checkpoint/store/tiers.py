@@ -63,10 +63,10 @@ class Pulls:
         ``needed``: a job waits for it. ``limiter`` is then lifted, also for a transfer that another thread has started.
         """
         new_pull = _Pull(limiter)
-        while (other := self._first(image, new_pull)) is not new_pull:
+        while (running_pull := self._first(image, new_pull)) is not new_pull:
             if needed:
-                other.needed.set()
-            other.over.wait()
+                running_pull.needed.set()
+            running_pull.over.wait()
         if needed:
             new_pull.needed.set()
         try:
@@ -319,7 +319,7 @@ class Tiers:
             brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
             if brought is not None:
                 try:
-                    return brought, stack.enter_context(brought.tier.store.verifying(brought.image, known=True))
+                    return brought, stack.enter_context(brought.tier.store.verifying(brought.image, is_known=True))
                 except ImageDamaged as error:  # the copy was valid when it was made, and its source is
                     raise CheckpointError(str(error)) from None
         if packed:
@@ -347,7 +347,7 @@ class Tiers:
     ) -> Copy:
         """Copy an image to another tier, verified on the way. Raises ``CheckpointError``, also if it is stopped."""
         facts = copy.image.manifest
-        how = How(
+        mode = How(
             limiter,
             # On the way out, a recent dump on the disk is in the page cache; on the way back, it is read only once.
             read_direct=copy.tier.shared or not to.durable,
@@ -359,11 +359,11 @@ class Tiers:
             self.retention.make_room_for(to, self.retention.held(copy, to))
             began = time.monotonic()
             try:
-                made = copy.tier.store.copy(copy.image, to.store, how)
+                new_image = copy.tier.store.copy(copy.image, to.store, mode)
             except OSError as error:
                 raise NoRoom(f"{to.store.path}: {facts.key.name} cannot be copied: {_text(error)}") from None
             self.retention.measured(copy.tier, facts.size, time.monotonic() - began)
-            return Copy(made, to)
+            return Copy(new_image, to)
 
     def publish(self, name: str, seq: int) -> bool:
         """Copy an image from a valid copy on this node to the shared tier; return whether it is there.
@@ -412,7 +412,7 @@ class Tiers:
                 copy.tier.store.verify(copy.image)
             except ImageDamaged as error:
                 with self.pinned(copy):  # an unreadable copy may be the only one
-                    if not any(other.is_sound() for other in copies if other is not copy):
+                    if not any(other_copy.is_sound() for other_copy in copies if other_copy is not copy):
                         raise
                     self._set_aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
                     self.publish(name, seq)
@@ -436,12 +436,12 @@ class Tiers:
                 present = next((source for source in self._copies_of(copy.image.manifest) if source.tier is tier), None)
                 if present is not None:  # brought here while this call waited for its turn
                     return present
-                held = self.retention.held(copy, tier, expected_s=expected_s)
+                tier_image = self.retention.held(copy, tier, expected_s=expected_s)
                 try:
-                    if not self.retention.may_take(tier, held.size - held.held):
+                    if not self.retention.may_take(tier, tier_image.size - tier_image.held):
                         continue
                     with suppress(NoRoom):
-                        self.retention.make_room_for(tier, held)
+                        self.retention.make_room_for(tier, tier_image)
                         return self.move(copy, tier, limiter, stop=lambda: not needed and self.stopping.is_set())
                 except ImageDamaged:
                     raise
@@ -522,12 +522,13 @@ def open_tiers(
 
 def _refuse_same_directory(tiers: Sequence[Tier]) -> None:
     """Raise ``CheckpointError`` if two tiers share a directory: eviction from one would delete both copies."""
-    for first, other in combinations(tiers, 2):
-        if first.store.same_as(other.store):
+    for first, second in combinations(tiers, 2):
+        if first.store.same_as(second.store):
             for tier in tiers:
                 tier.store.close()
             raise CheckpointError(
-                f"{first.store.path} and {other.store.path} are one directory: the tiers {first.name} and {other.name}",
+                f"{first.store.path} and {second.store.path} are one directory: "
+                f"the tiers {first.name} and {second.name}",
                 hint="give each of suspend.local_store, suspend.shared_store and suspend.tiers.memory one of its own",
             )
 

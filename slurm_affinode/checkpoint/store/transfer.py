@@ -48,8 +48,8 @@ class How:
     """Checked between blocks; the partial copy is kept and can be resumed."""
 
 
-def _packs(fact: FileFact, how: How) -> bool:
-    return how.level > 0 and fact.size >= compression.LEAST
+def _packs(fact: FileFact, mode: How) -> bool:
+    return mode.level > 0 and fact.size >= compression.LEAST
 
 
 def _threads() -> int:
@@ -119,7 +119,7 @@ def _source_errors() -> Iterator[None]:
         raise ImageDamaged(f"cannot be read: {error.strerror}") from None
 
 
-def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, how: How) -> None:
+def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, mode: How) -> None:
     """Copy all files in the manifest, and sync everything but the names.
 
     Raises ``ImageDamaged`` if the source does not match the manifest, ``OSError`` of the target's file system, and
@@ -131,25 +131,25 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
         root_directory.directory(target_fd, CRIU, owner=owner) as criu_to,
         pool("copy", _threads()) as executor,
     ):
-        expected = {fact.path + (compression.SUFFIX if _packs(fact, how) else "") for fact in manifest.files} | {CRIU}
-        for at, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):
-            for name in root_directory.names(at):
+        expected = {fact.path + (compression.SUFFIX if _packs(fact, mode) else "") for fact in manifest.files} | {CRIU}
+        for directory_fd, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):
+            for name in root_directory.names(directory_fd):
                 if prefix + name not in expected:
-                    os.unlink(name, dir_fd=at)
+                    os.unlink(name, dir_fd=directory_fd)
         for name in (MANIFEST, SIGNATURE):
             with _source_errors():
                 data = root_directory.read(source_fd, name, owner=owner, limit=_SMALL)
             root_directory.write(target_fd, name, data)
         source_names = {False: set(root_directory.names(source_fd)), True: set(root_directory.names(criu_from))}
-        crew, stop = _Crew(executor), how.stop
-        how = replace(how, stop=lambda: crew.over.is_set() or stop())
+        crew, stop = _Crew(executor), mode.stop
+        mode = replace(mode, stop=lambda: crew.over.is_set() or stop())
 
         def copy_of(fact: FileFact) -> _Copy:
             inner = fact.path.startswith(f"{CRIU}/")
             name = fact.path[len(CRIU) + 1 :] if inner else fact.path
             ends = (criu_from, criu_to) if inner else (source_fd, target_fd)
             return _Copy(
-                kind, fact, name, ends[0], ends[1], owner, how, name + compression.SUFFIX in source_names[inner]
+                kind, fact, name, ends[0], ends[1], owner, mode, name + compression.SUFFIX in source_names[inner]
             )
 
         for some in _in_batches(manifest.files):
@@ -192,16 +192,16 @@ def shorten(manifest: Manifest, fd: int, keep: int, *, owner: int) -> None:
     with root_directory.directory(fd, CRIU, owner=owner) as criu_fd:
         for fact in manifest.files:
             inner = fact.path.startswith(f"{CRIU}/")
-            at, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if inner else (fd, fact.path)
+            directory_fd, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if inner else (fd, fact.path)
             if fact.size <= keep:
                 keep -= fact.size
                 continue
             blocks, keep = keep // digest.BLOCK, 0
             if blocks == 0:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=at)
+                    os.unlink(name, dir_fd=directory_fd)
                 continue
-            target = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            target = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
             try:
                 if os.fstat(target).st_size > blocks * digest.BLOCK:
                     os.ftruncate(target, blocks * digest.BLOCK)
@@ -236,11 +236,11 @@ class _Copy:
             begun = os.fstat(target).st_size
             blocks = compression.blocks_begun(begun) if packs else begun // digest.BLOCK
             # Blocks are written by several threads, so the last ones before the end may have holes.
-            kept = max(0, blocks - 2 * _threads()) if begun < whole else digest.count(size)
+            kept_blocks = max(0, blocks - 2 * _threads()) if begun < whole else digest.count(size)
             if size >= _DIRECT_FROM and self.how.read_direct and not self.packed:
                 block_io.past_cache(source)
-            if self._copy(source, target, kept, each) != self.fact.digest:
-                again = kept > 0 and self._copy(source, target, 0, each) == self.fact.digest
+            if self._copy(source, target, kept_blocks, each) != self.fact.digest:
+                again = kept_blocks > 0 and self._copy(source, target, 0, each) == self.fact.digest
                 if not again:
                     raise ImageDamaged(f"{self.fact.path}: its contents have changed")
             _resize(target, whole)
@@ -258,27 +258,29 @@ class _Copy:
             os.fchmod(fd, root_directory.FILE_MODE)
         return fd
 
-    def _copy(self, source: int, target: int, kept: int, each: _Each) -> str:
-        """Copy the blocks from ``kept`` on, read those before it in place, and return the digest of all."""
+    def _copy(self, source: int, target: int, kept_blocks: int, each: _Each) -> str:
+        """Copy the blocks from ``kept_blocks`` on, read those before it in place, and return the digest of all."""
         size, packs = self.fact.size, _packs(self.fact, self.how)
         # Ranges skipped because they are zero must be holes.
-        end = compression.packed_size(kept * digest.BLOCK) if packs and kept else kept * digest.BLOCK
+        end = (
+            compression.packed_size(kept_blocks * digest.BLOCK) if packs and kept_blocks else kept_blocks * digest.BLOCK
+        )
         _resize(target, min(compression.packed_size(size) if packs else size, end))
         if size >= _DIRECT_FROM and not packs:
             # Kept blocks are read through the cache, by other threads, from the same descriptor.
-            block_io.past_cache(target, on=self.how.write_direct and not kept)
+            block_io.past_cache(target, on=self.how.write_direct and not kept_blocks)
         digest_of = compression.block if packs else digest.block
 
         def transfer_block(number: int) -> bytes:
             if self.how.stop():
                 raise Stopped
-            if number < kept:
-                made = digest_of(self.kind, target, number, size)
+            if number < kept_blocks:
+                block_digest = digest_of(self.kind, target, number, size)
             else:
-                made = self._copy_block(source, target, number)
+                block_digest = self._copy_block(source, target, number)
             if self.how.progress is not None:
                 self.how.progress(min(size, (number + 1) * digest.BLOCK) - number * digest.BLOCK)
-            return made
+            return block_digest
 
         try:
             return self.kind.total(each(transfer_block, range(digest.count(size))))
@@ -292,30 +294,30 @@ class _Copy:
         state, buffer = self.kind.new(), block_io.buffer()
         packs = _packs(self.fact, self.how)
         begin, end = number * digest.BLOCK, min(self.fact.size, (number + 1) * digest.BLOCK)
-        done = begin
+        position = begin
         with _source_errors():
             # A compressed file has slots of whole chunks.
             ranges = [(begin, end)] if self.packed or packs else list(block_io.data_ranges(source, begin, end))
         for start, stop in ranges:
-            _add_zeros(state, start - done)
-            for at in range(start, stop, block_io.CHUNK):
-                length = min(block_io.CHUNK, stop - at)
+            _add_zeros(state, start - position)
+            for offset in range(start, stop, block_io.CHUNK):
+                length = min(block_io.CHUNK, stop - offset)
                 self.how.limiter.pass_(length, self.how.stop)
                 if self.how.stop():
                     raise Stopped
                 with _source_errors():
                     if self.packed:
-                        compression.read(source, number, at - begin, buffer.view[:length])
-                    elif block_io.read_into(source, buffer, length, at) < length:
+                        compression.read(source, number, offset - begin, buffer.view[:length])
+                    elif block_io.read_into(source, buffer, length, offset) < length:
                         raise EOFError
                 state.update(buffer.view[:length])
                 if packs and not buffer.zero(0, length):
-                    compression.write(target, number, at - begin, buffer.view[:length], self.how.level)
+                    compression.write(target, number, offset - begin, buffer.view[:length], self.how.level)
                 elif not packs:
                     for first, last in block_io.runs(buffer, length):
-                        block_io.write_from(target, buffer, first, last, at + first)
-            done = stop
-        _add_zeros(state, end - done)
+                        block_io.write_from(target, buffer, first, last, offset + first)
+            position = stop
+        _add_zeros(state, end - position)
         if not packs and not block_io.is_direct(target):
             block_io.start_writing(target, begin, end - begin)
         return state.digest()

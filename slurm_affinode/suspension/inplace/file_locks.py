@@ -69,7 +69,7 @@ class NodeFileLocks:
         for row in rows:
             words = row.split()[1:]
             if words[:1] != [_WAITS]:
-                owners = [job_id for job_id, held in locks.items() if tuple(words) in held]
+                owners = [job_id for job_id, held_locks in locks.items() if tuple(words) in held_locks]
                 continue
             waiter = kernel_text.number(words[_PID + 1]) if len(words) > _PID + 1 else None
             for job_id in owners:

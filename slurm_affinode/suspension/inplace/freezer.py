@@ -65,12 +65,12 @@ class Freezer(Protocol):
         """Return the mechanism that ``freeze`` would use: ``signals``, or the path of a cgroup."""
         ...
 
-    def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
+    def freeze(self, init_pid: int, init_started: int, mode: str, *, timeout_s: float) -> None:
         """Freeze them. Raises ``FreezeError``, ``TreeGoneError``."""
         ...
 
     def thaw(
-        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+        self, init_pid: int, init_started: int, mode: str, *, stay: Collection[int], going: Collection[int] = ()
     ) -> None:
         """Thaw all but those in ``stay``; ``going``: these run already and receive no signal.
 
@@ -78,7 +78,7 @@ class Freezer(Protocol):
         """
         ...
 
-    def clear(self, how: str) -> None:
+    def clear(self, mode: str) -> None:
         """Remove what the freeze of a job that has ended has left."""
         ...
 
@@ -86,7 +86,7 @@ class Freezer(Protocol):
         """Return whether a thread of ``pids`` runs or waits uninterruptibly."""
         ...
 
-    def moving(self, pids: Iterable[int], how: str) -> int | None:
+    def moving(self, pids: Iterable[int], mode: str) -> int | None:
         """Return one of ``pids`` that is not stopped, or that is being killed and cannot end."""
         ...
 
@@ -199,14 +199,14 @@ class LinuxFreezer:
                 with contextlib.suppress(OSError, ValueError), FreezerCgroup(self.cgroups, top / common) as group:
                     yield group
 
-    def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
+    def freeze(self, init_pid: int, init_started: int, mode: str, *, timeout_s: float) -> None:
         """See ``Freezer``."""
         deadline = self.now() + timeout_s
-        if Path(how).name == CGROUP_NAME:
-            self._freeze_apart(init_pid, init_started, Path(how), deadline)
+        if Path(mode).name == CGROUP_NAME:
+            self._freeze_apart(init_pid, init_started, Path(mode), deadline)
             return
-        if how != SIGNALS:
-            with self._cgroup(how) as group:
+        if mode != SIGNALS:
+            with self._cgroup(mode) as group:
                 self._set(group, frozen=True, deadline=deadline)
             return
         try:
@@ -215,16 +215,16 @@ class LinuxFreezer:
             raise FreezeError(str(error)) from None
 
     def thaw(
-        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+        self, init_pid: int, init_started: int, mode: str, *, stay: Collection[int], going: Collection[int] = ()
     ) -> None:
         """See ``Freezer``."""
         members = self.members(init_pid, init_started)
-        if Path(how).name == CGROUP_NAME:
-            if Path(how).is_dir():
-                self._thaw_apart(members, Path(how), stay)
+        if Path(mode).name == CGROUP_NAME:
+            if Path(mode).is_dir():
+                self._thaw_apart(members, Path(mode), stay)
             return
-        if how != SIGNALS and Path(how).is_dir():
-            with self._cgroup(how) as group:
+        if mode != SIGNALS and Path(mode).is_dir():
+            with self._cgroup(mode) as group:
                 # A frozen process receives this signal before it runs.
                 send([member for member in members if member.pid in stay], signal.SIGSTOP, proc=self.proc)
                 self._set(group, frozen=False, deadline=self.now() + 5)
@@ -278,10 +278,10 @@ class LinuxFreezer:
             ):
                 group.write("cgroup.procs", str(member.pid))
 
-    def clear(self, how: str) -> None:
+    def clear(self, mode: str) -> None:
         """See ``Freezer``. Slurm cannot remove the cgroup of a job while it contains another."""
-        if Path(how).name == CGROUP_NAME:
-            with contextlib.suppress(OSError), FreezerCgroup(self.cgroups, Path(how).parent) as parent:
+        if Path(mode).name == CGROUP_NAME:
+            with contextlib.suppress(OSError), FreezerCgroup(self.cgroups, Path(mode).parent) as parent:
                 parent.remove(CGROUP_NAME)
 
     @contextlib.contextmanager
@@ -303,11 +303,11 @@ class LinuxFreezer:
         """See ``Freezer``."""
         return any(thread_states(process) & {"R", "D"} for process in processes(pids, proc=self.proc))
 
-    def moving(self, pids: Iterable[int], how: str) -> int | None:
+    def moving(self, pids: Iterable[int], mode: str) -> int | None:
         """See ``Freezer``."""
-        if how != SIGNALS:
+        if mode != SIGNALS:
             try:
-                with FreezerCgroup(self.cgroups, Path(how)) as group:
+                with FreezerCgroup(self.cgroups, Path(mode)) as group:
                     frozen, version = group.frozen(), group.version
             except OSError:
                 frozen, version = False, 2

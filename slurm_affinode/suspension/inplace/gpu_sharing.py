@@ -140,9 +140,9 @@ class Sharing:
 
         Their idle time is unknown, so they are not suspended for others.
         """
-        known = asleep | {job.job_id for job in self._registry.jobs()}
+        known_jobs = asleep | {job.job_id for job in self._registry.jobs()}
         for job_id, pids in self._unheard(sorted(holders(by_uuid))).items():
-            if job_id not in known:
+            if job_id not in known_jobs:
                 yield Awake(job_id, held_by(by_uuid, pids))
 
     def _awake(self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]]) -> Awake:
@@ -150,10 +150,12 @@ class Sharing:
             pids = [member.pid for member in self._freezer.members(job.init_pid, job.init_started)]
         except TreeGoneError:
             pids = []
-        held = held_by(by_uuid, pids)
+        held_bytes = held_by(by_uuid, pids)
         if job.phase in _LEAVING:
-            return Awake(job.job_id, held, leaving=True)
-        return Awake(job.job_id, held, self._calls.idle_s(job.job_id), turn_left_s=self._calls.turn_left_s(job.job_id))
+            return Awake(job.job_id, held_bytes, leaving=True)
+        return Awake(
+            job.job_id, held_bytes, self._calls.idle_s(job.job_id), turn_left_s=self._calls.turn_left_s(job.job_id)
+        )
 
 
 def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:

@@ -386,8 +386,8 @@ class InPlaceScheduler:
                 self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
             slept_s = self._now() - sleeper.facts.since_epoch
-            how = f"awake after {span(slept_s)} in place: {sleeper.request_why}"
-            self._calls.woken(sleeper.job_id, how, None if sleeper.request_why == TURN_OVER else slept_s)
+            text = f"awake after {span(slept_s)} in place: {sleeper.request_why}"
+            self._calls.woken(sleeper.job_id, text, None if sleeper.request_why == TURN_OVER else slept_s)
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = sleeper.failures.add(why, self._now())

@@ -232,23 +232,23 @@ class SockDiag:
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield type, flags, number and body of each message; a truncated one at the end is omitted."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, flags, number, _ = _HEADER.unpack_from(data, at)
-        if length < _HEADER.size or at + length > len(data):
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, flags, number, _ = _HEADER.unpack_from(data, offset)
+        if length < _HEADER.size or offset + length > len(data):
             return
-        yield kind, flags, number, data[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
+        yield kind, flags, number, data[offset + _HEADER.size : offset + length]
+        offset += (length + 3) & ~3
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if length < _ATTRIBUTE.size or at + length > len(data):
+    offset = 0
+    while offset + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < _ATTRIBUTE.size or offset + length > len(data):
             return
-        yield kind, data[at + _ATTRIBUTE.size : at + length]
-        at += (length + 3) & ~3
+        yield kind, data[offset + _ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3
 
 
 def _inet(body: bytes, only: frozenset[int] | None = None) -> Iterator[Sock]:
@@ -259,7 +259,9 @@ def _inet(body: bytes, only: frozenset[int] | None = None) -> Iterator[Sock]:
     sent_ms = received_ms = sent = None
     received = 0
     if state != LISTEN and len(info) >= _BYTES_RECEIVED + 8:
-        sent_ms, received_ms = (int.from_bytes(info[at : at + 4], "little") for at in (_LAST_SENT, _LAST_RECEIVED))
+        sent_ms, received_ms = (
+            int.from_bytes(info[offset : offset + 4], "little") for offset in (_LAST_SENT, _LAST_RECEIVED)
+        )
         received = int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], "little")
         if len(info) >= _SEGMENTS_SENT + 4:
             sent = int.from_bytes(info[_SEGMENTS_SENT : _SEGMENTS_SENT + 4], "little")
@@ -296,13 +298,13 @@ def _enter(fd: int) -> None:
 
 
 def _open() -> socket.socket:
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    diag_socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
     try:
-        made.connect((_KERNEL, 0))
+        diag_socket.connect((_KERNEL, 0))
     except OSError:
-        made.close()
+        diag_socket.close()
         raise
-    return made
+    return diag_socket
 
 
 def socket_inodes(process: Process) -> frozenset[int]:

@@ -76,15 +76,17 @@ def meanwhile(before: SocketTable, after: SocketTable) -> str | None:
     It may have been read by then, with its answer waiting for the GPU: so all arrivals count, not only unread data.
     """
     for sock in _from_others(after):
-        known = before.get(sock.inode)
+        known_sock = before.get(sock.inode)
         if sock.listens:
             if sock.waiting:
                 return f"a connection waits{_place_text(sock)}"
-        elif known is None:
+        elif known_sock is None:
             return f"a connection was made{_place_text(sock)}"
-        elif sock.unread > max(0, known.unread):
+        elif sock.unread > max(0, known_sock.unread):
             return f"bytes wait on a connection{_place_text(sock)}"
-        elif sock.received - known.received > (sock.state != known.state):  # the end of a stream counts as a byte
+        elif sock.received - known_sock.received > (
+            sock.state != known_sock.state
+        ):  # the end of a stream counts as a byte
             return f"something came{_place_text(sock)}"
     return None
 
@@ -238,17 +240,17 @@ class NodeSockets:
     def of_processes(self, pids: Iterable[int]) -> JobSockets:
         """See ``Sockets``."""
         inodes: set[int] = set()
-        held: dict[int, NetSpace] = {}
+        spaces: dict[int, NetSpace] = {}
         for process in processes(pids, proc=self._proc):
             with contextlib.suppress(OSError):
                 space = NetSpace.of(process)
-                held.setdefault(space.inode, space)
+                spaces.setdefault(space.inode, space)
                 inodes |= socket_inodes(process)
-        if held:
+        if spaces:
             with contextlib.suppress(OSError):
                 space = NetSpace.of_agent()
-                held.setdefault(space.inode, space)
-        return JobSockets(dict.fromkeys(held, frozenset(inodes)), held)
+                spaces.setdefault(space.inode, space)
+        return JobSockets(dict.fromkeys(spaces, frozenset(inodes)), spaces)
 
     def read(self, job_sockets: JobSockets) -> SocketTable:
         """See ``Sockets``."""
@@ -277,17 +279,17 @@ class NodeSockets:
             space: frozenset().union(*(job_sockets.spaces.get(space, frozenset()) for job_sockets in owners.values()))
             for space in places
         }
-        dumps = {space: self._dump(held, only[space]) for space, held in places.items()}
+        dumps = {space: self._dump(net_space, only[space]) for space, net_space in places.items()}
         tables: dict[int, SocketTable] = {}
         for job_id, job_sockets in owners.items():
-            seen: dict[int, Sock] = {}
+            socks_by_inode: dict[int, Sock] = {}
             for space, inodes in job_sockets.spaces.items():
                 dump = dumps.get(space)
                 if inodes and dump is None:
                     break
-                seen.update(_of(dump or {}, inodes))
+                socks_by_inode.update(_of(dump or {}, inodes))
             else:
-                tables[job_id] = seen
+                tables[job_id] = socks_by_inode
         return tables
 
     def readers(self, pids: Iterable[int], table: SocketTable) -> tuple[int, ...]:
@@ -301,12 +303,12 @@ class NodeSockets:
         """See ``Sockets``."""
         return waits(pids, self._proc)
 
-    def _dump(self, held: NetSpace, only: frozenset[int]) -> dict[int, Sock] | None:
-        space = held.inode
+    def _dump(self, net_space: NetSpace, only: frozenset[int]) -> dict[int, Sock] | None:
+        space = net_space.inode
         try:
             diag = self._kept.get(space)
             if diag is None:
-                diag = self._kept[space] = self._open(held)
+                diag = self._kept[space] = self._open(net_space)
             # Sleeping jobs open no sockets: the kinds of their sockets are determined once.
             before, families = self._families.get(space, (frozenset(), ()))
             if before == only:
@@ -316,8 +318,8 @@ class NodeSockets:
                 self._families[space] = only, _kinds(table.values())
             table = without_probes(diag, table, self._probes)
         except SockDiagError as error:
-            if (kept := self._kept.pop(space, None)) is not None:
-                kept.close()
+            if (kept_space := self._kept.pop(space, None)) is not None:
+                kept_space.close()
             if space not in self._unreadable:
                 self._unreadable.add(space)
                 self._warn(f"what waits on the sockets of sleeping jobs is not known: {error}")
@@ -334,8 +336,8 @@ class NodeSockets:
 
 def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
     """Return the families that ``SockDiag.dump`` needs to report these again."""
-    seen = {"unix" if sock.family == "unix" else "listen" if sock.listens else "tcp" for sock in socks}
-    return tuple(sorted(seen - {"listen"} if "tcp" in seen else seen))
+    kinds = {"unix" if sock.family == "unix" else "listen" if sock.listens else "tcp" for sock in socks}
+    return tuple(sorted(kinds - {"listen"} if "tcp" in kinds else kinds))
 
 
 def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]) -> dict[int, Sock]:
@@ -347,10 +349,10 @@ def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]
     """
     if not probes:
         return table
-    kept = {inode: sock for inode, sock in table.items() if not (sock.remote and _from(sock, probes))}
-    ports = {sock.port for sock in kept.values() if sock.family == "tcp" and sock.listens and sock.waiting}
+    other_socks = {inode: sock for inode, sock in table.items() if not (sock.remote and _from(sock, probes))}
+    ports = {sock.port for sock in other_socks.values() if sock.family == "tcp" and sock.listens and sock.waiting}
     if not ports:
-        return kept
+        return other_socks
     listeners = [sock for sock in diag.dump(None, ("listen",)).values() if sock.port in ports]
     pending = diag.pending()  # after the listeners: a connection that arrives in between is among them
     for port in ports:
@@ -362,10 +364,12 @@ def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]
             and len(clients) >= sum(sock.waiting for sock in queues)
             and all(_is_in(address, probes) for address in clients)
         ):
-            kept |= {
-                inode: replace(sock, waiting=0) for inode, sock in kept.items() if sock.listens and sock.port == port
+            other_socks |= {
+                inode: replace(sock, waiting=0)
+                for inode, sock in other_socks.items()
+                if sock.listens and sock.port == port
             }
-    return kept
+    return other_socks
 
 
 def _from(sock: Sock, probes: Sequence[Network]) -> bool:

@@ -94,7 +94,7 @@ class Settling:
 
     def forget_others(self, attempts: Collection[tuple[int, int]]) -> None:
         """Forget all jobs but these attempts (raw ID and restart count)."""
-        self._seen = {key: seen for key, seen in self._seen.items() if key in attempts}
+        self._seen = {key: entry for key, entry in self._seen.items() if key in attempts}
 
     def hindrance(self, attempt: tuple[int, int], table: sockets.SocketTable) -> str | None:
         """Return why a job may still be starting, given its sockets now; ``None``: it is not.
@@ -165,13 +165,13 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         if self._freezer.held(job.init_pid):
             yield Refusal(RefusalCode.STATE, "Slurm has suspended it (scontrol suspend)")
 
-    def of_gpu(self, held: Mapping[str, int]) -> Iterable[Refusal]:
+    def of_gpu(self, held_bytes: Mapping[str, int]) -> Iterable[Refusal]:
         """See ``Ending``."""
-        if not sum(held.values()):
+        if not sum(held_bytes.values()):
             yield Refusal(RefusalCode.NO_GPU_MEMORY, "it holds no GPU memory: nothing would be released")
             return
         used = {uuid: sum(count.values()) for uuid, count in self._gpus.processes().items()}
-        never = sleeps_forever(held, self._scheduler.cards(), used)
+        never = sleeps_forever(held_bytes, self._scheduler.cards(), used)
         if never is not None:
             yield Refusal(RefusalCode.AWAKE_LIMIT, f"it could not wake again: {never}")
 
@@ -187,20 +187,20 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         """See ``Ending``. Raises ``Refused`` if a request to the job is pending, unless it is ``busy``."""
         rest = self._at_rest(job, busy=busy)
         members = self._members(job)
-        known = holders(self._gpus.processes())  # first: a process that comes later is in ``cuda``, or new
+        gpu_holders = holders(self._gpus.processes())  # first: a process that comes later is in ``cuda``, or new
         cuda = tuple(sorted(cuda_users(self._cuda, (member.pid for member in members))))
-        held = gpu_memory(self._gpus, cuda)
+        held_bytes = gpu_memory(self._gpus, cuda)
         models = {device.uuid: device.model for device in self._gpus.devices()}
         facts = replace(
             first_facts(job, why, members, cuda, self._clock.now()),
-            gpus=len(held), gpu_model=next((models[uuid] for uuid in held if uuid in models), None),
-            gpu_bytes=sum(held.values()), in_place=True, held_bytes=held,
+            gpus=len(held_bytes), gpu_model=next((models[uuid] for uuid in held_bytes if uuid in models), None),
+            gpu_bytes=sum(held_bytes.values()), in_place=True, held_bytes=held_bytes,
             shares_gpus=None if job.slurm is None else job.slurm.shares_gpus, sockets=states_of(rest.table),
             on_request=sockets.can_be(rest.table), reader_pids=rest.readers, waits=rest.waits,
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
         return FreezeAttempt(
-            job=job, journal=journal, members=members, facts=facts, before=rest.table, known=known.union(cuda),
+            job=job, journal=journal, members=members, facts=facts, before=rest.table, known=gpu_holders.union(cuda),
             stop=StoppedJob(self._processes, job.init), busy=busy,
         )  # fmt: skip
 
@@ -256,16 +256,16 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     def _freeze(self, attempt: FreezeAttempt) -> None:
         job = attempt.job
         members = self._freezer.members(job.init_pid, job.init_started)
-        how = self._freezer.how(members, job.init_pid)
-        facts = SuspensionFacts(how=how)
+        mode = self._freezer.how(members, job.init_pid)
+        facts = SuspensionFacts(how=mode)
         if attempt.busy:  # no event would wake it under the next agent
             facts = replace(facts, requested_epoch=self._clock.now(), requested_why=TURN_OVER)
         if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
             facts = replace(facts, stopped_pids=attempt.stopped_by_others(members))  # may have changed since
         announce(self._registry, attempt, Phase.FROZEN, facts)
-        self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
+        self._freezer.freeze(job.init_pid, job.init_started, mode, timeout_s=self._freeze_s)
         attempt.stop.release()
-        if how != SIGNALS:  # frozen now: a process that was stopped as well would remain so when it is thawed
+        if mode != SIGNALS:  # frozen now: a process that was stopped as well would remain so when it is thawed
             self._processes.resume(member for member in members if member.pid in attempt.halted)
 
     def _check_gpu_users(self, attempt: FreezeAttempt) -> None:

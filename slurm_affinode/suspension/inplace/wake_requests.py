@@ -92,8 +92,8 @@ class WakeRequests:
 
     def of(self, sleeper: Sleeper) -> WakeRequest | None:
         """Return the request for a job since its suspension began, and remove it."""
-        at, request = self._of_jobs.pop(sleeper.job_id, (0.0, None))
+        requested_at, request = self._of_jobs.pop(sleeper.job_id, (0.0, None))
         began = sleeper.journal.record.began_epoch
-        if request is not None and at >= began - (_HANDLED_S if request.thawed else 0):
+        if request is not None and requested_at >= began - (_HANDLED_S if request.thawed else 0):
             return request
         return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)

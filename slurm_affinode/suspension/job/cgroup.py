@@ -38,11 +38,11 @@ class Cgroup:
                 fd = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._fd)
                 os.close(self._fd)
                 self._fd = fd
-            known = file_system(self._fd) in _FILE_SYSTEMS
+            is_cgroup = file_system(self._fd) in _FILE_SYSTEMS
         except BaseException:
             self.close()
             raise
-        if not known:
+        if not is_cgroup:
             self.close()
             raise NotADirectoryError(errno.ENOTDIR, "is not on a file system of cgroups", str(path))
 
@@ -52,7 +52,9 @@ class Cgroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:

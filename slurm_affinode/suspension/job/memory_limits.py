@@ -111,8 +111,8 @@ class AllocatedMemory:
         ``earlier``: as it was before Slurm was queried. Only cgroups that existed before and after the query certainly
         belong to jobs in its answer. ``share``: the limit of a job per allocated byte.
         """
-        known = sum(limit for cgroup, limit in self.limits.items() if cgroup in earlier.limits)
-        return max(0, allocated - math.floor(known / max(1.0, share)))
+        known_limits = sum(limit for cgroup, limit in self.limits.items() if cgroup in earlier.limits)
+        return max(0, allocated - math.floor(known_limits / max(1.0, share)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,9 @@ class MemoryLimits:
             return self._allocated(place)
 
     def _allocated(self, place: _Place) -> AllocatedMemory:
-        known = {}
+        known_limits = {}
         for record in self._records().values():
-            known.update({(limit.device, limit.inode, limit.name): limit for limit in record.limits})
+            known_limits.update({(limit.device, limit.inode, limit.name): limit for limit in record.limits})
         limits: dict[tuple[int, int], int] = {}
         unused = raised = 0
         own_group = place.job_groups[0] if place.job_groups else None
@@ -195,7 +195,7 @@ class MemoryLimits:
                 limit = next((limit for limit in _limits(group) if limit.name in _MEMORY_LIMITS), None)
                 if limit is None:
                     continue  # not limited yet
-                prior = known.get((*_identity(group), limit.name))
+                prior = known_limits.get((*_identity(group), limit.name))
                 slurms = limit.value if prior is None or limit.value not in prior.written else prior.before
                 limits[_identity(group)] = slurms
                 if own_group is None or _identity(group) != _identity(own_group):
@@ -380,7 +380,7 @@ class MemoryLimits:
         """Return the limit with the values to write next; ``None`` if the agent no longer raises it."""
         try:
             with self._group(limit) as group:
-                value, used, kept = _number(group, limit.name), _used(group, limit.name), _kept(group, limit.name)
+                value, used, kept_limit = _number(group, limit.name), _used(group, limit.name), _kept(group, limit.name)
         except OSError as error:
             return None if _gone(error) else limit
         if value is None or value not in limit.written:
@@ -388,10 +388,10 @@ class MemoryLimits:
                 LOG.info("job %s: Slurm has changed its memory limit meanwhile, which is kept", job_id)
             return None
         targets = [value]
-        if kept is not None and kept <= limit.before:
+        if kept_limit is not None and kept_limit <= limit.before:
             targets.append(limit.before)
-        elif kept is not None and late:
-            targets.append(min(value, _rounded(kept)))
+        elif kept_limit is not None and late:
+            targets.append(min(value, _rounded(kept_limit)))
             # Version 1 reclaims what it can, and otherwise refuses the value.
             if limit.name in dict(_V1) or (kill and used is not None and used > limit.before):
                 targets.append(limit.before)

@@ -38,8 +38,8 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("-1000", "ascii")
     os.write(int(sys.argv[1]), b"0")
     with mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        for at in range(0, _BYTES, mmap.PAGESIZE):
-            memory[at] = 1
+        for offset in range(0, _BYTES, mmap.PAGESIZE):
+            memory[offset] = 1
 
 
 if __name__ == "__main__":

@@ -143,12 +143,12 @@ class Inspector:
         self._check_root(process)
         foreign = tuple(kind for kind in _RESTORED_INTO if process.namespace(kind) not in self._node_namespaces(kind))
         try:
-            held = namespace(process.id, process=process, proc=self._proc)
+            job_namespace = namespace(process.id, process=process, proc=self._proc)
         except NotContainedError as error:
             raise NotAShepherd(str(error)) from error
         owner = announced.owner
         return Identity(
-            job.job_id, owner.uid, owner.gid, peer.pid, process.started, owner.groups, foreign, held.init
+            job.job_id, owner.uid, owner.gid, peer.pid, process.started, owner.groups, foreign, job_namespace.init
         )  # fmt: skip
 
     def _announced(self, job_id: int) -> Announcement:
@@ -224,7 +224,7 @@ class Inspector:
         """Return the CPU time of the process and its ended children, in ticks."""
         fields = self._text(pid, "stat").rpartition(")")[2].split()
         try:
-            return sum(int(fields[at]) for at in (11, 12, 13, 14))
+            return sum(int(fields[index]) for index in (11, 12, 13, 14))
         except (IndexError, ValueError):
             return None
 

@@ -297,7 +297,7 @@ class LinuxProcesses:
         A process that is traced does not continue on SIGCONT. Slurm sends that signal when it ends a job, other
         processes of the user may send it at any time, and nothing of the job may run while root acts for it.
         """
-        ready, done = threading.Event(), threading.Event()
+        ready, ended = threading.Event(), threading.Event()
         every, failures = list(members), list[Exception]()
 
         def trace() -> None:
@@ -315,7 +315,7 @@ class LinuxProcesses:
                 failures.append(error)
             finally:
                 ready.set()
-            done.wait()
+            ended.wait()
 
         thread = threading.Thread(target=trace, name="hold", daemon=True)
         thread.start()
@@ -325,7 +325,7 @@ class LinuxProcesses:
                 raise failures[0]
             yield
         finally:
-            done.set()
+            ended.set()
             thread.join()
             # The kernel detaches what it traces a moment later, and another tracer may follow at once.
             while (_AGENT_THREADS / str(thread.native_id)).exists():

@@ -160,9 +160,9 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Sav
     common = {"size": facts.st_size, "offset": offset, "append": append, "inherit": path.lstrip("/")}
     if number == 0:
         return SavedOutput(number, "file", path, **common)  # type: ignore[arg-type]
-    for other in before:
-        if other.kind == "file" and other.file is not None and other.path == path:
-            return SavedOutput(number, "file", path, same_as=other.fd, **common)  # type: ignore[arg-type]
+    for stream in before:
+        if stream.kind == "file" and stream.file is not None and stream.path == path:
+            return SavedOutput(number, "file", path, same_as=stream.fd, **common)  # type: ignore[arg-type]
     name = f"out.{number}"
     size = copy(name, fd, facts.st_size)
     return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
@@ -237,14 +237,14 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
         if _is_own_message(rest) or (again and now < size and _begins_alike(source, file, now, check)):
             rest = b""
         _truncate(file, 0, user)
-        at = 0
-        while at < size:
+        offset = 0
+        while offset < size:
             check()
-            data = os.pread(source, min(_CHUNK, size - at), at)
+            data = os.pread(source, min(_CHUNK, size - offset), offset)
             if not data:
                 raise OSError(0, "the saved output is shorter than recorded")
-            at += _write(file, data, at, user)
-        _write(file, rest, at, user)
+            offset += _write(file, data, offset, user)
+        _write(file, rest, offset, user)
         # Otherwise a file server without free space would report that too late.
         _wait(lambda: os.fsync(file))
     finally:
@@ -272,9 +272,9 @@ def _is_requeue_message(line: bytes) -> bool:
     )
 
 
-def _open_again(fd: int, how: int, user: User) -> int:
+def _open_again(fd: int, open_mode: int, user: User) -> int:
     """Open the file of a descriptor again, with a separate file offset."""
-    return as_user(user, lambda: os.open(f"/proc/self/fd/{fd}", how | os.O_CLOEXEC))
+    return as_user(user, lambda: os.open(f"/proc/self/fd/{fd}", open_mode | os.O_CLOEXEC))
 
 
 def _truncate(fd: int, size: int, user: User) -> None:
@@ -282,23 +282,23 @@ def _truncate(fd: int, size: int, user: User) -> None:
     _wait(lambda: as_user(user, lambda: os.ftruncate(fd, size)))
 
 
-def _write(fd: int, data: bytes, at: int, user: User) -> int:
+def _write(fd: int, data: bytes, offset: int, user: User) -> int:
     """Write with the rights of the user: a file that root writes to keeps its setuid bit."""
-    done = 0
-    while done < len(data):
-        done += _wait(partial(as_user, user, partial(os.pwrite, fd, data[done:], at + done)))
-    return done
+    written = 0
+    while written < len(data):
+        written += _wait(partial(as_user, user, partial(os.pwrite, fd, data[written:], offset + written)))
+    return written
 
 
-def _begins_alike(fd: int, other: int, size: int, check: Callable[[], None]) -> bool:
-    """Return whether the job's output ``other`` begins with the first ``size`` bytes of ``one``."""
-    at = 0
-    while at < size:
+def _begins_alike(fd: int, other_fd: int, size: int, check: Callable[[], None]) -> bool:
+    """Return whether the job's output ``other_fd`` begins with the first ``size`` bytes of ``one``."""
+    offset = 0
+    while offset < size:
         check()
-        length = min(_CHUNK, size - at)
-        if os.pread(fd, length, at) != _wait(partial(os.pread, other, length, at)):
+        length = min(_CHUNK, size - offset)
+        if os.pread(fd, length, offset) != _wait(partial(os.pread, other_fd, length, offset)):
             return False
-        at += length
+        offset += length
     return True
 
 

@@ -66,7 +66,7 @@ class Promises:
     def known(self) -> tuple[Promise, ...]:
         """Return the promises of other nodes as of the last ``refresh``, and the current ones of this node."""
         now = self._now()
-        return tuple(held.promise for held in self._all.values() if held.until > now)
+        return tuple(grant.promise for grant in self._all.values() if grant.until > now)
 
     def refresh(self) -> None:
         """Read the promises of other nodes and drop expired ones. Never raises; unreadable promises are unknown."""
@@ -83,42 +83,42 @@ class Promises:
             self._all = current
 
     def _foreign_promises(self, directory: Path, now: float, own_names: Collection[str]) -> dict[str, _StoredPromise]:
-        others = {}
-        with opened(directory) as at:
-            for path in sorted(directory / path.name for path in at.glob(f"{self._cluster}.*")):
+        other_files = {}
+        with opened(directory) as place:
+            for path in sorted(directory / path.name for path in place.glob(f"{self._cluster}.*")):
                 stored = self._read(path)
                 if stored is not None and stored.until > now and stored.promise.node != self._node:
-                    others[path.name] = stored
+                    other_files[path.name] = stored
                 elif path.name not in own_names:
-                    self._clear(at, path)
-        return others
+                    self._clear(place, path)
+        return other_files
 
-    def _clear(self, at: Path, path: Path) -> None:
+    def _clear(self, place: Path, path: Path) -> None:
         """Remove a promise that is expired, invalid, or made by an earlier agent on this node.
 
         Another node may replace it at any time, so it is moved aside, and moved back unless it is the file that was
         read. A descriptor is held meanwhile, so that no other file can have its inode number; it opens nothing
-        (``O_PATH``), because other machines may write to the directory, which is open as ``at``.
+        (``O_PATH``), because other machines may write to the directory, which is open as ``place``.
         """
-        named = at / path.name
+        named = place / path.name
         try:
-            held = os.open(named, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(named, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
             stored = self._read(path)
             if stored is not None and stored.until > self._now() and stored.promise.node != self._node:
                 return
-            aside = at / f".{path.name}.{self._node}.old"
+            aside = place / f".{path.name}.{self._node}.old"
             named.rename(aside)
-            if not os.path.samestat(aside.lstat(), os.fstat(held)):
+            if not os.path.samestat(aside.lstat(), os.fstat(descriptor)):
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, named, follow_symlinks=False)
             aside.unlink(missing_ok=True)
         except FileNotFoundError:
             return  # another node has removed it
         finally:
-            os.close(held)
+            os.close(descriptor)
 
     def take(self, waiting: Waiting, gpus: int) -> str | None:
         """Promise ``gpus`` of this node to a pending job; return the name for ``leave``.
@@ -135,8 +135,8 @@ class Promises:
                 )
                 if granted is not None and granted.promise.gpus >= waiting.gpus:
                     continue  # that task is served
-                held, under_way = (0, 0) if granted is None else (granted.promise.gpus, granted.under_way)
-                promise = Promise(waiting.job_id, self._node, held + gpus)
+                held_gpus, under_way = (0, 0) if granted is None else (granted.promise.gpus, granted.under_way)
+                promise = Promise(waiting.job_id, self._node, held_gpus + gpus)
                 stored_promise = _StoredPromise(promise, now + self._lasts_s, under_way + 1)
                 if granted is not None:
                     self._keep(name, stored_promise)
@@ -165,7 +165,7 @@ class Promises:
 
     def _drop(self, name: str) -> None:
         """Withdraw a promise."""
-        self._all = {other: value for other, value in self._all.items() if other != name}
+        self._all = {key: value for key, value in self._all.items() if key != name}
         if self._directory is not None:
             path = self._directory / name
             with contextlib.suppress(OSError):
@@ -177,24 +177,24 @@ class Promises:
             return True
         path = self._directory / name
         try:
-            made, foreign = self._ask(
+            own_result, foreign = self._ask(
                 lambda: self._linked(path, stored), late=lambda result: _unlink(path) if result[0] else None
             )
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
         if foreign is not None:
             self._all = {**self._all, name: foreign}
-        return made
+        return own_result
 
     def _linked(self, path: Path, stored: _StoredPromise) -> tuple[bool, _StoredPromise | None]:
         """Return whether the file was created, and otherwise the promise of another node found there, if readable."""
-        with opened(path.parent, create=True) as at:
-            self._clear(at, path)
-            draft = at / f".{path.name}.{self._node}"
+        with opened(path.parent, create=True) as place:
+            self._clear(place, path)
+            draft = place / f".{path.name}.{self._node}"
             write_text(draft, self._text(path, stored), mode=0o600)
             try:
                 # A link appears whole or not at all, also for other clients of a network file system.
-                os.link(draft, at / path.name)
+                os.link(draft, place / path.name)
             except FileExistsError:
                 return False, self._read(path)
             finally:
@@ -207,8 +207,8 @@ class Promises:
         path = self._directory / name
 
         def put() -> None:
-            with opened(path.parent, create=True) as at:
-                write_text(at / path.name, self._text(path, stored), mode=0o600)
+            with opened(path.parent, create=True) as place:
+                write_text(place / path.name, self._text(path, stored), mode=0o600)
 
         try:
             self._ask(put)
@@ -238,5 +238,5 @@ class Promises:
 
 
 def _unlink(path: Path) -> None:
-    with opened(path.parent) as at:
-        (at / path.name).unlink(missing_ok=True)
+    with opened(path.parent) as place:
+        (place / path.name).unlink(missing_ok=True)

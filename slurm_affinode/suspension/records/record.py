@@ -165,18 +165,18 @@ class SuspensionRecord(SuspensionFacts):
     @classmethod
     def of(cls, key: JobKey, lines: Iterable[tuple[Phase, float, SuspensionFacts]]) -> SuspensionRecord:
         """Return the record after these lines of the journal. Raises ``ValueError`` if they are not of a suspension."""
-        known: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         phases: dict[Phase, float] = {}
         phase = Phase.RUNNING
         for phase, at_epoch, facts in lines:
             phases[phase] = at_epoch
-            known |= {name: value for name in _KEYS if (value := getattr(facts, name)) is not None}
-        missing = [_KEYS[name] for name in _NEEDED if name not in known]
+            values |= {name: value for name in _KEYS if (value := getattr(facts, name)) is not None}
+        missing = [_KEYS[name] for name in _NEEDED if name not in values]
         if missing:
             raise ValueError(f"{missing[0]} is missing")
-        if not all(0 <= phase < _YEAR_10000 for phase in (known["began_epoch"], *phases.values())):
+        if not all(0 <= phase < _YEAR_10000 for phase in (values["began_epoch"], *phases.values())):
             raise ValueError("its times are not finite")
-        return cls(key=key, phase=phase, phases=phases, **known)
+        return cls(key=key, phase=phase, phases=phases, **values)
 
     @property
     def owner(self) -> User:

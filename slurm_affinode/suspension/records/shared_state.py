@@ -308,10 +308,10 @@ class Notes:
             return
         path = _file(self._root, note.cluster, note.job_id)
         with self._lock:
-            seen = self._revisions.get(path.name, (0, 0, 0))
+            revision_before = self._revisions.get(path.name, (0, 0, 0))
         # Also above the revision of a removed note that this node has not seen.
-        known = max(note.revision, seen[2] if seen[:2] == (note.submit, note.seq) else 0)
-        revision = max(known + 1, round(time.time() * 1000))
+        last_revision = max(note.revision, revision_before[2] if revision_before[:2] == (note.submit, note.seq) else 0)
+        revision = max(last_revision + 1, round(time.time() * 1000))
         value = {"version": _VERSION, **asdict(replace(note, revision=revision))}
         self._put(path, self._signer.encode(_NOTE, path.name, value))
 
@@ -350,8 +350,8 @@ class Notes:
                 return None
         stamp = (note.submit, note.seq, note.revision)
         with self._lock:
-            seen = self._revisions.get(path.name)
-            stale = seen is not None and seen[:2] == stamp[:2] and stamp < seen
+            revision_before = self._revisions.get(path.name)
+            stale = revision_before is not None and revision_before[:2] == stamp[:2] and stamp < revision_before
             if not stale:
                 self._revisions[path.name] = stamp
         if stale:
@@ -441,8 +441,8 @@ class Notes:
         """Remove the last restores of all jobs of a cluster but these (job IDs). Other clusters may use the store."""
         if self._root is None:
             return
-        kept = {f"{cluster}.{job_id}.json" for job_id in live}
-        self._remove(self._root / "restored", lambda name: name.startswith(f"{cluster}.") and name not in kept)
+        live_names = {f"{cluster}.{job_id}.json" for job_id in live}
+        self._remove(self._root / "restored", lambda name: name.startswith(f"{cluster}.") and name not in live_names)
 
     # --- Slurm's start plan
 
@@ -495,19 +495,19 @@ class Notes:
     def _claim(self, path: Path, run: LiveRun, who: str, *, former: bool) -> str | None:
         value = {"who": who, "submit": run.key.submit_epoch, "uid": run.uid}
         with opened(path.parent, create=True) as directory:
-            draft, made = directory / f".{path.name}.{who.replace('/', '_')}", directory / path.name
+            draft, final = directory / f".{path.name}.{who.replace('/', '_')}", directory / path.name
             write_text(draft, self._signer.encode(_CLAIMED, path.name, value), mode=0o600)
             try:
                 for _ in range(_CLAIMS_TRIED):
                     try:
                         # A link appears whole or not at all, also for other clients of a network file system.
-                        os.link(draft, made)
+                        os.link(draft, final)
                         fsync_dir(directory)
                     except FileExistsError:
                         claimant, inode = self._claimant(path, run, former=former)
                         if claimant is not None:
                             return None if claimant == who else claimant
-                        _take_away(made, inode, draft)
+                        _take_away(final, inode, draft)
                     else:
                         return None
             finally:
@@ -541,11 +541,11 @@ class Notes:
         """Remove the claims of all jobs of a cluster but these (job IDs). Other clusters may use the store."""
         if self._root is None:
             return
-        kept = {f"{cluster}.{job_id}" for job_id in live}
+        live_keys = {f"{cluster}.{job_id}" for job_id in live}
 
         def ended(name: str) -> bool:
             match = _CLAIM.fullmatch(name)
-            return match is not None and name.startswith(f"{cluster}.") and match["job"] not in kept
+            return match is not None and name.startswith(f"{cluster}.") and match["job"] not in live_keys
 
         self._remove(self._root / "claims", ended)
 
@@ -640,9 +640,9 @@ def _restore(path: Path, value: Mapping[str, Any]) -> LastRestore:
     """Parse the record of a restore. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
     if (version := value.get("version", _VERSION)) != _VERSION:
         raise ValueError(f"its version is {version!r:.60}, not {_VERSION}")
-    known = {field.name for field in fields(LastRestore)}
+    names = {field.name for field in fields(LastRestore)}
     restore: LastRestore = built(
-        LastRestore, {name: field_value for name, field_value in value.items() if name in known}
+        LastRestore, {name: field_value for name, field_value in value.items() if name in names}
     )
     if path.name != f"{restore.name}.json":
         raise ValueError(f"it belongs to {restore.name}")
@@ -658,8 +658,8 @@ def _note(path: Path, value: Mapping[str, Any]) -> Note:
     """Parse a note. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
     if (version := value.get("version", _VERSION)) != _VERSION:
         raise ValueError(f"its version is {version!r:.60}, not {_VERSION}")
-    known = {field.name for field in fields(Note)}
-    note: Note = built(Note, {name: field_value for name, field_value in value.items() if name in known})
+    names = {field.name for field in fields(Note)}
+    note: Note = built(Note, {name: field_value for name, field_value in value.items() if name in names})
     if path.name != f"{note.key.name}.json":
         raise ValueError(f"it belongs to {note.key.name}")
     numbers = (

@@ -117,17 +117,17 @@ class Absences:
         self._clock = clock
         self._ask = FileSystemCalls(root)
 
-    def update(self, known: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
+    def update(self, known_names: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
         """Record which jobs (``CLUSTER.JOBID``) Slurm knows, and return an ``Absence`` for each unknown one.
 
         Raises ``AffinodeError`` if that cannot be recorded: nothing may be removed then.
         """
         try:
-            return self._ask(lambda: self._update(frozenset(known), unknown))
+            return self._ask(lambda: self._update(frozenset(known_names), unknown))
         except OSError as error:
             raise AffinodeError(f"{self._directory}: {error.strerror or error}") from error
 
-    def _update(self, known: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
+    def _update(self, known_names: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
         stored = self._read()
         if not stored and not unknown:
             return {}
@@ -136,7 +136,7 @@ class Absences:
             now = self._clock(directory, self._signer.node)
             for name, (since, _) in stored.items():
                 lost = name not in unknown and now - since > self._keep_s + _FORGOTTEN_S
-                if name in known or lost:
+                if name in known_names or lost:
                     (directory / _file(name)).unlink(missing_ok=True)
             for name in unknown:
                 since, confirmed = stored.get(name, (now, False))
@@ -330,13 +330,13 @@ class ImageSweep:
         began = time.monotonic()
         jobs = self._jobs()
         notes = [note for note in self.notes.all() if note.cluster == self.cluster]
-        self._images = {at: store.images() for at, store in enumerate(self.stores)}
+        self._images = {index: store.images() for index, store in enumerate(self.stores)}
         unknown = self._unknown(jobs, notes)
         unasked = self._ask_for(jobs, unknown)
         unknown = self._unknown(jobs, notes)  # without those that Slurm reports as ended
         live = {run.key.name for runs in jobs.live.values() for run in runs}
-        listed = live | {run.key.name for runs in jobs.ended.values() for run in runs}
-        absent = self.absences.update(listed - unknown, unknown)
+        known_keys = live | {run.key.name for runs in jobs.ended.values() for run in runs}
+        absent = self.absences.update(known_keys - unknown, unknown)
         stopped = self._stop(absent)
         if stopped is not None:
             return Swept(live, absent, (), stopped=stopped)
@@ -375,10 +375,10 @@ class ImageSweep:
         Those that Slurm reports as ended are added to ``jobs``. Raises ``UnreachableError`` if Slurm knows one that has
         not ended: its list is incomplete then.
         """
-        known = self.absences.all()
+        absences = self.absences.all()
         numbers = {name: int(name.rpartition(".")[2]) for name in unknown}
         lacking = sorted(name for name, number in numbers.items() if not _listed(jobs, number))
-        doubtful = [name for name in lacking if name not in known or known[name].due]
+        doubtful = [name for name in lacking if name not in absences or absences[name].due]
         for name in doubtful[:MOST_QUERIED]:
             try:
                 job = self.slurm.job(numbers[name])
@@ -449,8 +449,8 @@ class ImageSweep:
         if before is not None and waiting.intersection(before.jobs):
             return before
         going = {name for name in waiting if absent[name].due}
-        for at, store in enumerate(self.stores):
-            images = [image for image in self._images[at] if _cluster_of(image) in (None, self.cluster)]
+        for index, store in enumerate(self.stores):
+            images = [image for image in self._images[index] if _cluster_of(image) in (None, self.cluster)]
             names = [image.job for image in images if isinstance(image, Image) and image.job in going]
             if too_many(len(names), len(images)):
                 stopped = self.absences.stop(str(store.path), len(names), len(images), going)

@@ -15,11 +15,11 @@ def test_timer_finds_the_program_that_installed_it(monkeypatch: pytest.MonkeyPat
     """Without its directory on the path, the unit would fail with "No such file" at each start."""
     monkeypatch.setattr(timer_files.shutil, "which", lambda name, path: None)
     monkeypatch.setattr(timer_files.sys, "executable", str(tmp_path / "python"))
-    assert timer_files.search_path(Config(), str, here=True) == {}
+    assert timer_files.search_path(Config(), str, on_this_host=True) == {}
     (tmp_path / "slurm-affinode").touch()
-    [(old, new)] = timer_files.search_path(Config(), str, here=True).items()
+    [(old, new)] = timer_files.search_path(Config(), str, on_this_host=True).items()
     assert new == old.replace("=", f"={tmp_path}:")
     for name in ("slurm-affinode", "slurm-affinode-zombies"):
         assert old in (asset_dir("reports") / "cron.d" / name).read_text()
     monkeypatch.setattr(timer_files.shutil, "which", lambda name, path: "/usr/local/bin/slurm-affinode")
-    assert timer_files.search_path(Config(), str, here=True) == {}
+    assert timer_files.search_path(Config(), str, on_this_host=True) == {}

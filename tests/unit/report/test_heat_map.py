@@ -80,7 +80,7 @@ def test_fields_link_to_the_run_with_most_idle_time() -> None:
         ],
         schema=GPUS,
     )  # fmt: skip
-    html = gpu_map(replace(result, gpus=frame), Links({first: "job.html"}), listed=2)
+    html = gpu_map(replace(result, gpus=frame), Links({first: "job.html"}), row_count=2)
     assert re.findall(r'<td class="h3"[^>]*>(?:<a href="([^"]+)"[^>]*>)?50', html) == ["job.html", "#run-1", "", ""]
     assert f"most by job {first[1]}" in html
     assert 'id="run-1"' in render_report(result, title="t", top=15)

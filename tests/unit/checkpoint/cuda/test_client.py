@@ -101,7 +101,7 @@ def test_timeout_of_a_transfer_depends_on_its_size(tmp_path: Path) -> None:
     """A helper that hangs is closed soon; if the size is unknown, after a quarter of an hour."""
     helper = Patient()
     for held, limit in ((48 * 10**9, 108.0), (0, 60.0), (None, 900.0)):
-        cuda = Cuda(driver_version=lambda: None, start=lambda _: helper, held={os.getpid(): held}.get)
+        cuda = Cuda(driver_version=lambda: None, start=lambda _: helper, held_bytes={os.getpid(): held}.get)
         cuda.devices()
         cuda.checkpoint(os.getpid())
         assert helper.limits[-1] == limit
