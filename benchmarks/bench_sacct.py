@@ -135,10 +135,10 @@ def main() -> int:
         with path.open("w", encoding="utf-8") as out:
             out.writelines(f"{line}\n" for line in generate(options.records))
         megabytes = path.stat().st_size / 1e6
-        accounting = read(path, how=SacctReading(zone="UTC"))
+        accounting = read(path, reading=SacctReading(zone="UTC"))
         assert not accounting.problems
         assert accounting.records == options.records
-        seconds = _timed(lambda: read(path, how=SacctReading(zone="UTC")), options.repeat)
+        seconds = _timed(lambda: read(path, reading=SacctReading(zone="UTC")), options.repeat)
         split = _timed(lambda: _csv_split(path), options.repeat)
         pandas = _timed(lambda: _pandas(path), options.repeat)
     result = {

@@ -293,7 +293,7 @@ class FakeScratch(ScratchFiles):
         self.ambiguous = others
         return NOT_SEARCHED
 
-    def save(self, init, search, image_fd, owner, node, *, kept=(), timeout_s) -> ScratchOutcome:  # type: ignore[no-untyped-def]
+    def save(self, init, search, image_fd, owner, node, *, kept_paths=(), timeout_s) -> ScratchOutcome:  # type: ignore[no-untyped-def]
         tied = None if self.outcome.kind == "copied" else self.outcome.text
         if self.outcome is not NO_SCRATCH_FILES:
             root_directory.write(image_fd, INDEX, ScratchIndex(owner.uid, tied, ()).encoded() or b"")

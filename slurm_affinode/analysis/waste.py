@@ -276,18 +276,18 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         working_hours=_working_hours(joined, about, kept_share),
         gpus=measures.gpu_hours(shares, about, joined.devices, joined.taking_part),
         gpu_memory=measures.gpu_memory(joined.devices, samples.memory_mib(joined.index), joined.taking_part),
-        demand=_demand(query, joined, about, kept_share, known=total["gpu_hours_idle"] is not None),
+        demand=_demand(query, joined, about, kept_share, is_known=total["gpu_hours_idle"] is not None),
     )
 
 
 def _demand(
-    query: WasteQuery, joined: _Joined, about: pl.DataFrame, kept_share: Floats, *, known: bool
+    query: WasteQuery, joined: _Joined, about: pl.DataFrame, kept_share: Floats, *, is_known: bool
 ) -> UnmetDemand | None:
     if query.users or query.accounts:  # jobs of all users wait for the same GPUs
         return None
     models = joined.devices.select(measures.model_name().alias("model")).to_series()
     idle = demand.IdleTime(joined.totals, joined.cells, joined.allocations, kept_share, models)
-    return demand.unmet(about, epoch_ms(query.since), epoch_ms(query.until), idle if known else None)
+    return demand.unmet(about, epoch_ms(query.since), epoch_ms(query.until), idle if is_known else None)
 
 
 def _working_hours(joined: _Joined, about: pl.DataFrame, kept_share: Floats) -> pl.DataFrame | None:

@@ -65,7 +65,7 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
     help="Write checks, settings and logs to FILE (tar.gz), without secrets",
 )
 @click.option("--all-nodes", is_flag=True, help="Make the checks on the nodes with GPUs, and show all problems")
-@click.option("--nodes", "listed", metavar="LIST", help="With --all-nodes: these nodes, such as gpu[01-40]")
+@click.option("--nodes", "node_list", metavar="LIST", help="With --all-nodes: these nodes, such as gpu[01-40]")
 @click.option(
     "--via",
     type=click.Choice(("ssh", "srun")),
@@ -76,7 +76,7 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
 @config_options
 @slurm_options
 def doctor(
-    *, config: Config, as_json: bool, bundle: Path | None, all_nodes: bool, listed: str | None, via: Via | None,
+    *, config: Config, as_json: bool, bundle: Path | None, all_nodes: bool, node_list: str | None, via: Via | None,
     only_config: bool,
 ) -> int:  # fmt: skip
     """Check configuration, database, GPU metrics, accounting and GPU driver of this machine. Read-only.
@@ -100,12 +100,12 @@ def doctor(
     A table lists what the NVIDIA driver of this machine supports for a suspension: lock with a timeout, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.
     """
-    if (listed or via) and not all_nodes:
+    if (node_list or via) and not all_nodes:
         raise click.UsageError("--nodes and --via need --all-nodes")
     if only_config and (all_nodes or bundle is not None):
         raise click.UsageError("--only-config cannot be combined with --all-nodes or --bundle")
     if all_nodes:
-        return _examine_nodes(config, listed, via or "ssh", as_json=as_json)
+        return _examine_nodes(config, node_list, via or "ssh", as_json=as_json)
     if only_config:
         return _report_configuration(config, as_json=as_json)
     checks = examine(config, now=datetime.now(UTC))

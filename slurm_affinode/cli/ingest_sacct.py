@@ -147,7 +147,7 @@ def _ingest(source: _Source, reading: SacctReading, repository: Repository | Non
     if repository is not None:
         reading = replace(reading, counting=stored_accounting.counting_clusters(repository))
     with progress(f"reading {source.name}", total=None, quiet=quiet) as advance:
-        accounting = sacct.read(source.content, where=source.name, how=reading, advance=advance)
+        accounting = sacct.read(source.content, where=source.name, reading=reading, advance=advance)
     accounting = replace(accounting, notes=(*accounting.notes, *_jobstats(accounting)))
     return _store_sacct(source, accounting, repository, started)
 

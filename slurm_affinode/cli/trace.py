@@ -536,7 +536,7 @@ def jobstats(
         zone=times.zone_name(timezone or settings.cluster.timezone),
     )
     content = sys.stdin.buffer.read() if str(file) == "-" else file
-    accounting = sacct.read(content, where=str(file), how=reading)
+    accounting = sacct.read(content, where=str(file), reading=reading)
     stored = summaries.find(accounting.jobs)
     if not stored.summaries and not stored.without:
         raise InputError(

@@ -92,7 +92,7 @@ def install(
         write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
         written.append(site)
     if by_systemd:
-        values = _service(config, command, user, policy, here=root is None) | {"=15min": f"={round(every)}s"}
+        values = _service(config, command, user, policy, on_this_host=root is None) | {"=15min": f"={round(every)}s"}
         written += [fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
@@ -107,8 +107,8 @@ def install(
     return 0
 
 
-def _service(config: Config, command: str, user: str, policy: str, *, here: bool) -> dict[str, str]:
-    """Return the replacements in the service unit; ``here``: for this machine, not for an OS image."""
+def _service(config: Config, command: str, user: str, policy: str, *, on_this_host: bool) -> dict[str, str]:
+    """Return the replacements in the service unit; ``on_this_host``: for this machine, not for an OS image."""
     values = {
         _COMMAND: command.replace("%", "%%").replace("$", "$$"),
         "User=root\n": f"User={user}\n", "-o root ": f"-o {user} ",
@@ -116,7 +116,7 @@ def _service(config: Config, command: str, user: str, policy: str, *, here: bool
     }  # fmt: skip
     if user != "root":
         values[_CAPABILITIES] = "CapabilityBoundingSet=\n"
-    return values | unit_values(config, on_this_host=here)
+    return values | unit_values(config, on_this_host=on_this_host)
 
 
 def _minutes(every_s: float) -> str:

@@ -171,7 +171,7 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
     say("ingesting accounting")
     source = out / "input" / "sacct.txt"
     with Repository.open(config.db_url) as repository:
-        accounting = sacct.read(source, where=str(source), how=SacctReading(cluster=history.cluster, zone="UTC"))
+        accounting = sacct.read(source, where=str(source), reading=SacctReading(cluster=history.cluster, zone="UTC"))
         stored_accounting.ingest_accounting(
             repository, accounting, source=str(source), started=history.until, finished=history.until
         )

@@ -206,7 +206,7 @@ def sacct_lines(
 
 
 def _records(run: SyntheticRun, start: datetime, horizon_s: int, cluster: str) -> Iterable[str]:
-    def at(seconds: int | None) -> str:
+    def utc(seconds: int | None) -> str:
         return "Unknown" if seconds is None else (start + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
     gpus = len(run.gpus)
@@ -217,7 +217,7 @@ def _records(run: SyntheticRun, start: datetime, horizon_s: int, cluster: str) -
     elapsed = (horizon_s if run.end_s is None else run.end_s) - run.start_s
     exit_code = _EXIT.get(run.state, "0:0")
     shared = [
-        run.state, exit_code, at(run.submit_s), at(run.submit_s), at(run.start_s), at(run.end_s), str(elapsed),
+        run.state, exit_code, utc(run.submit_s), utc(run.submit_s), utc(run.start_s), utc(run.end_s), str(elapsed),
     ]  # fmt: skip
     yield "|".join(
         [
@@ -228,10 +228,10 @@ def _records(run: SyntheticRun, start: datetime, horizon_s: int, cluster: str) -
     )  # fmt: skip
     step_state = "CANCELLED" if run.state == "TIMEOUT" else run.state.split()[0]
     step = f"{run.job_id}.batch"
-    began = at(run.start_s)
+    began = utc(run.start_s)
     yield "|".join(
         [
-            cluster, step, step, "", run.account, "", "", step_state, exit_code, began, began, began, at(run.end_s),
+            cluster, step, step, "", run.account, "", "", step_state, exit_code, began, began, began, utc(run.end_s),
             str(elapsed), "", "1", run.node.name, str(cpus), "", "", f"{tres},{gres}",
             f"{gpus * 14 * 1024 * 1024 + run.job_id % 977}K", "", "batch",
         ]

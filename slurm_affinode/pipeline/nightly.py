@@ -213,7 +213,7 @@ def _take_in(
         delimiter=delimiter,
         counting=stored_accounting.counting_clusters(store),
     )
-    accounting = sacct.read(content, where=name, how=reading)
+    accounting = sacct.read(content, where=name, reading=reading)
     counts = stored_accounting.ingest_accounting(
         store,
         accounting,

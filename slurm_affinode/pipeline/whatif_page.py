@@ -112,15 +112,15 @@ def _caution(replay: ClusterReplay) -> str:
 
 def _cards(replay: ClusterReplay) -> tuple[Card, ...]:
     return (
-        card("Returned", fmt.hours(replay.gpu_hours_returned), "GPU-hours", known=True, kind="idle",
+        card("Returned", fmt.hours(replay.gpu_hours_returned), "GPU-hours", is_known=True, kind="idle",
              more="Time for which GPUs of suspended jobs were free: an upper bound of the gain."),
-        card("Used by other jobs", fmt.hours(replay.gpu_hours_used), "GPU-hours", known=True, kind="busy"),
+        card("Used by other jobs", fmt.hours(replay.gpu_hours_used), "GPU-hours", is_known=True, kind="busy"),
         card("Mean wait saved", _seconds(replay.saved_wait_mean_s),
-             f"{replay.earlier:,} jobs earlier, {replay.later:,} later", known=True),
-        card("Suspended jobs", fmt.count(replay.suspended_jobs), f"of {counted(replay.jobs, 'job')}", known=True),
+             f"{replay.earlier:,} jobs earlier, {replay.later:,} later", is_known=True),
+        card("Suspended jobs", fmt.count(replay.suspended_jobs), f"of {counted(replay.jobs, 'job')}", is_known=True),
         card("Wakes a day", fmt.number(replay.wakes_per_day, digits=1),
              "" if replay.wake_wait_mean_s is None else f"mean wait for GPUs {fmt.duration(replay.wake_wait_mean_s)}",
-             known=True),
+             is_known=True),
     )  # fmt: skip
 
 

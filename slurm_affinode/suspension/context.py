@@ -144,7 +144,7 @@ class Scratch(Protocol):
 
     def save(
         self, init: Id, search: ScratchSearchResult, image_fd: int, owner: User, node: str,
-        *, kept: Collection[str] = (), timeout_s: float,
+        *, kept_paths: Collection[str] = (), timeout_s: float,
     ) -> ScratchOutcome:  # fmt: skip
         """Copy them into an image, if the rules permit it. Raises ``DumpFailed``, ``DumpNoRoom``."""
         ...

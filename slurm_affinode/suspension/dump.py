@@ -297,7 +297,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             self._imager.dump(tree, writer.criu_fd, timeout_s=self._settings.dump_s, stop=attempt.stop)
             attempt.local_files = self._scratch.save(
                 job.init, attempt.scratch, writer.fd, job.owner, self._node,
-                kept=local_files.stored(writer.criu_fd), timeout_s=self._settings.dump_s,
+                kept_paths=local_files.stored(writer.criu_fd), timeout_s=self._settings.dump_s,
             )  # fmt: skip
             self._record_periods(attempt)
             outputs = self._streams.save(job.init, writer.save, job.owner)

@@ -71,21 +71,21 @@ def _answer(s: AsiSummary) -> str:
 def _cards(s: AsiSummary) -> tuple[Card, ...]:
     delay = s.total.schedule_delay_s if s.total else None
     return (
-        card("Executions", fmt.count(s.executions), known=s.executions is not None),
+        card("Executions", fmt.count(s.executions), is_known=s.executions is not None),
         card(
             "GPU-hours of pods",
             fmt.count(s.pods.requested_gpu_hours if s.pods else None),
             "requested",
-            known=s.pods is not None,
+            is_known=s.pods is not None,
         ),
         card(
             "Idle, at least",
             _share(s.pods.idle_share if s.pods else None),
             "of those with a utilization",
-            known=s.pods is not None and s.pods.idle_share is not None,
+            is_known=s.pods is not None and s.pods.idle_share is not None,
         ),
-        card("Scheduling delay, median", fmt.duration(delay.median if delay else None), known=delay is not None),
-        card("GPUs", fmt.count(s.capacity_gpus), "mean over the hours", known=s.capacity_gpus is not None),
+        card("Scheduling delay, median", fmt.duration(delay.median if delay else None), is_known=delay is not None),
+        card("GPUs", fmt.count(s.capacity_gpus), "mean over the hours", is_known=s.capacity_gpus is not None),
     )
 
 

@@ -74,27 +74,27 @@ def _cards(s: ServingSummary) -> tuple[Card, ...]:
     return (
         card(
             "Samples at exactly 0", _share(s.idle_sample_fraction), f"of {fmt.count(s.samples)}",
-            known=s.samples is not None, kind="idle", more="Samples whose duty cycle is 0, of all samples.",
+            is_known=s.samples is not None, kind="idle", more="Samples whose duty cycle is 0, of all samples.",
         ),
         card(
             "Memory-time held idle", _share(s.idle_memory_fraction),
             f"{quantity(s.idle_memory_time_gb_h, 'GB h', 0)} of {quantity(s.memory_time_gb_h, 'GB h', 0)}",
-            known=s.idle_memory_fraction is not None, kind="idle",
+            is_known=s.idle_memory_fraction is not None, kind="idle",
             more="Memory of the samples at 0, times the sampling interval, of the memory of all samples.",
         ),
         card(
             "Idle memory at once", quantity(s.mean_concurrently_idle_memory_tb, "TB", 2), "mean over the sample times",
-            known=s.mean_concurrently_idle_memory_tb is not None,
+            is_known=s.mean_concurrently_idle_memory_tb is not None,
             more="Memory held by all pods that are idle at the same time, averaged over the sample times.",
         ),
         card(
             "Mean duty cycle", quantity(s.utilization_mean_pct, "%", 1),
-            f"median {quantity(s.utilization_median_pct, '%')}", known=s.utilization_mean_pct is not None,
+            f"median {quantity(s.utilization_median_pct, '%')}", is_known=s.utilization_mean_pct is not None,
         ),
         card(
             "Popularity of models", fmt.number(s.popularity_gini, digits=3),
             f"Gini coefficient, {fmt.count(s.requests)} requests",
-            known=s.popularity_gini is not None,
+            is_known=s.popularity_gini is not None,
             more="0: every base model is requested equally often; towards 1: one model gets every request.",
         ),
     )  # fmt: skip

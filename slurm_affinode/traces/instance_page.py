@@ -107,15 +107,15 @@ def _cards(trace: InstanceTrace, s: InstanceSummary) -> tuple[Card, ...]:
     share = "" if s.peak_share is None else f", {_share(s.peak_share)} of the cluster"
     return (
         card(f"{trace.instance.capitalize()}s", fmt.count(t.instances),
-             f"{fmt.count(t.created_inside)} created within the trace", known=True),
+             f"{fmt.count(t.created_inside)} created within the trace", is_known=True),
         card("Wait, mean", fmt.duration(t.wait_s.mean if t.wait_s else None),
-             f"of {fmt.count(t.waits_known)}", known=t.wait_s is not None),
+             f"of {fmt.count(t.waits_known)}", is_known=t.wait_s is not None),
         card("Life, median", fmt.duration(t.life_s.median if t.life_s else None),
-             f"of {fmt.count(t.lives_known)} known", known=t.life_s is not None),
+             f"of {fmt.count(t.lives_known)} known", is_known=t.life_s is not None),
         card("Cut off", fmt.count(t.began_before + t.still_waiting + t.still_running),
-             "times unknown", known=True,
+             "times unknown", is_known=True,
              more="Began before the trace, waiting, or still running; one that did two of these counts twice."),
-        card("GPUs at once", fmt.number(s.peak_gpus), f"{bound}{share}", known=True,
+        card("GPUs at once", fmt.number(s.peak_gpus), f"{bound}{share}", is_known=True,
              more="Largest sum of the GPUs requested by scheduled instances at one time."),
     )  # fmt: skip
 

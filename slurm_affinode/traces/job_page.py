@@ -131,14 +131,14 @@ def _cards(trace: JobTrace, s: JobLogSummary) -> tuple[Card, ...]:
     wait, requested = s.wait_s, s.requested
     users = f"of {counted(s.users, trace.user)}" if s.users is not None else ""
     return (
-        card("Jobs", fmt.count(s.jobs), users, known=True),
-        card(f"{s.unit[0].upper()}{s.unit[1:]}-hours", fmt.count(s.unit_hours), known=True,
+        card("Jobs", fmt.count(s.jobs), users, is_known=True),
+        card(f"{s.unit[0].upper()}{s.unit[1:]}-hours", fmt.count(s.unit_hours), is_known=True,
              more="Size of each job x its run time, summed."),
-        card("Run time, mean", fmt.duration(s.run_s.mean), f"median {fmt.duration(s.run_s.median)}", known=True),
+        card("Run time, mean", fmt.duration(s.run_s.mean), f"median {fmt.duration(s.run_s.median)}", is_known=True),
         card("Wait, mean", fmt.duration(wait.mean if wait else None),
-             f"median {fmt.duration(wait.median)}" if wait else "", known=wait is not None),
+             f"median {fmt.duration(wait.median)}" if wait else "", is_known=wait is not None),
         card("Requested time", f"{fmt.number(requested.over_request, digits=2)}x" if requested else fmt.UNKNOWN,
-             "of the used time", known=requested is not None,
+             "of the used time", is_known=requested is not None,
              more=f"Requested {s.unit}-hours by used ones, of the jobs with a requested time."),
     )  # fmt: skip
 

@@ -84,33 +84,36 @@ def _lead(s: PaiSummary) -> str:
 def _cards(s: PaiSummary) -> tuple[Card, ...]:
     use = s.plan_use
     return (
-        card("GPUs", fmt.count(s.capacity_gpus), known=s.capacity_gpus is not None),
+        card("GPUs", fmt.count(s.capacity_gpus), is_known=s.capacity_gpus is not None),
         card(
             "Planned by used",
             f"{fmt.number(use.over_request, digits=1)}x" if use else fmt.UNKNOWN,
             "GPU-hours",
-            known=use is not None,
+            is_known=use is not None,
         ),
         card(
-            "Idle, at least", _share(use.idle_share if use else None), "of the planned GPU-hours", known=use is not None
+            "Idle, at least",
+            _share(use.idle_share if use else None),
+            "of the planned GPU-hours",
+            is_known=use is not None,
         ),
         card(
             "Idle memory, at least",
             _share(use.idle_memory_share if use else None),
             "of the memory-time",
-            known=use is not None,
+            is_known=use is not None,
         ),
         card(
             "Mean utilization",
             quantity(s.util_mean_pct, "%", 1),
             f"median {quantity(s.util_median_pct, '%', 1)}",
-            known=s.util_mean_pct is not None,
+            is_known=s.util_mean_pct is not None,
         ),
         card(
             "Wait, mean",
             fmt.duration(s.wait_s.mean if s.wait_s else None),
             f"median {fmt.duration(s.wait_s.median)}" if s.wait_s else "",
-            known=s.wait_s is not None,
+            is_known=s.wait_s is not None,
         ),
     )
 

@@ -35,10 +35,10 @@ def html(trace: SiteTrace, jobs: JobLogSummary, idle: IdleFigures, classes: Mapp
             "Idle GPU-hours",
             fmt.percent(idle.idle_share, digits=1),
             "of those with samples",
-            known=measured,
+            is_known=measured,
             kind="idle" if measured else "",
         ),
-        card("Idle while waited for", quantity(idle.idle_while_waiting_gpu_hours, "GPU-h", 0), known=measured),
+        card("Idle while waited for", quantity(idle.idle_while_waiting_gpu_hours, "GPU-h", 0), is_known=measured),
     )
     completed = replace(
         page,

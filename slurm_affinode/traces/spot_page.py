@@ -88,11 +88,13 @@ def _lead(s: SpotSummary) -> str:
 def _cards(s: SpotSummary) -> tuple[Card, ...]:
     jobs_known = s.jobs is not None
     return (
-        card("GPUs", fmt.count(s.gpus), f"on {counted(s.nodes, 'node')}", known=True),
-        card("Jobs", fmt.count(s.jobs), f"{fmt.count(s.spot_jobs)} spot", known=jobs_known),
-        card("GPU-hours requested", fmt.count(s.gpu_hours), f"{_share(s.spot_gpu_hours_share)} spot", known=jobs_known),
-        card("Mean demand", _share(s.total.demand_share), "of the GPUs", known=jobs_known),
-        card("High priority alone", _share(s.total.high_priority_share), "of the GPUs", known=jobs_known),
+        card("GPUs", fmt.count(s.gpus), f"on {counted(s.nodes, 'node')}", is_known=True),
+        card("Jobs", fmt.count(s.jobs), f"{fmt.count(s.spot_jobs)} spot", is_known=jobs_known),
+        card(
+            "GPU-hours requested", fmt.count(s.gpu_hours), f"{_share(s.spot_gpu_hours_share)} spot", is_known=jobs_known
+        ),
+        card("Mean demand", _share(s.total.demand_share), "of the GPUs", is_known=jobs_known),
+        card("High priority alone", _share(s.total.high_priority_share), "of the GPUs", is_known=jobs_known),
     )
 
 

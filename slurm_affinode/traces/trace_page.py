@@ -69,9 +69,9 @@ def html(title: str, page: TracePage, zone: tzinfo = UTC) -> str:
     return render.page("trace.html.j2", title=title, zone=zone, trace=page)
 
 
-def card(label: str, text: str, sub: str = "", *, known: bool, kind: str = "", more: str | None = None) -> Card:
+def card(label: str, text: str, sub: str = "", *, is_known: bool, kind: str = "", more: str | None = None) -> Card:
     """Return a card; its explanation is left out if the figure is unknown."""
-    return Card(label=label, value=text, sub=sub if known else "", help=more, kind=kind, unknown=not known)
+    return Card(label=label, value=text, sub=sub if is_known else "", help=more, kind=kind, unknown=not is_known)
 
 
 def claim_row(claim: Claim) -> ClaimRow:

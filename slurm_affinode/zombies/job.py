@@ -365,7 +365,7 @@ def summarize_accounting(
     explain.parse(job)
     text = sacct_command.run_sacct_of(job, cluster=cluster, run=run)
     reading = SacctReading(cluster=config.cluster.name_or_default, delimiter=sacct_command.DELIMITER)
-    accounting = sacct.read(text, where=f"sacct --jobs={job}", how=reading)
+    accounting = sacct.read(text, where=f"sacct --jobs={job}", reading=reading)
     if accounting.jobs.is_empty():
         return None
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:

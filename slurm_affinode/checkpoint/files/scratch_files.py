@@ -112,14 +112,14 @@ class ScratchFiles:
 
     def save(
         self, init: Id, search: ScratchSearchResult, image_fd: int, owner: User, node: str,
-        *, kept: Collection[str] = (), timeout_s: float,
+        *, kept_paths: Collection[str] = (), timeout_s: float,
     ) -> ScratchOutcome:  # fmt: skip
         """Copy the files into an image that is being written, if the rules permit it.
 
-        ``kept``: absolute paths of the files that the image has already. ``node``: name of this node. Raises
+        ``kept_paths``: absolute paths of the files that the image has already. ``node``: name of this node. Raises
         ``DumpFailed``, and ``DumpNoRoom`` if the image's file system is full.
         """
-        files = _without(search.files, kept)
+        files = _without(search.files, kept_paths)
         if not files and search.why_not is None:
             return NO_SCRATCH_FILES
         why = self._why_not_copied(search, files)

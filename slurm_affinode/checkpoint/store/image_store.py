@@ -166,11 +166,11 @@ def stale(
     now: float,
     young_s: float,
     newest_seq: int,
-    kept: bool = False,
+    is_kept: bool = False,
 ) -> list[str]:
     """Return the entries of a job's directory that are no longer needed.
 
-    ``kept``: return only entries that can never be used: interrupted dumps and interrupted removals.
+    ``is_kept``: return only entries that can never be used: interrupted dumps and interrupted removals.
     """
     entries_ = []
     for entry in root_directory.names(job_fd):
@@ -178,25 +178,27 @@ def stale(
             age_s = now - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
         except FileNotFoundError:  # removed by the sweep of another node
             continue
-        if entry.endswith(GONE) or (age_s >= young_s and not _needed(job_fd, entry, load, runs, newest_seq, kept=kept)):
+        if entry.endswith(GONE) or (
+            age_s >= young_s and not _needed(job_fd, entry, load, runs, newest_seq, is_kept=is_kept)
+        ):
             entries_.append(entry)
     return entries_
 
 
-def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest_seq: int, *, kept: bool) -> bool:
-    if kept and not entry.endswith(TMP):
+def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest_seq: int, *, is_kept: bool) -> bool:
+    if is_kept and not entry.endswith(TMP):
         return True
     if entry.endswith(BAD):
         return bool(runs)
     if entry.endswith(TMP):
         if locked(job_fd, entry):
             return True
-        if _older(entry, newest_seq) and not kept:
+        if _older(entry, newest_seq) and not is_kept:
             return False
         # An interrupted copy has a manifest and can be continued; an interrupted dump has none.
         with suppress(ImageDamaged, ValueError):
             facts = load(entry)
-            return kept or _belongs_to_any(facts, runs)
+            return is_kept or _belongs_to_any(facts, runs)
         return False
     if not entry.isdecimal() or _older(entry, newest_seq):
         return False
@@ -580,18 +582,18 @@ class DirectoryStore:
     @_PATIENTLY
     def sweep(
         self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE,
-        kept: Collection[str] = (), young_s: float = 600, dry_run: bool = False,
+        kept_names: Collection[str] = (), young_s: float = 600, dry_run: bool = False,
         failed: Callable[[str], None] = lambda why: None,
         leaving: Callable[[Image], None] = lambda image: None,
     ) -> list[str]:  # fmt: skip
         """Remove images of the cluster's finished jobs, and interrupted writes. Return the removed entries.
 
         ``live``: *all* running and pending jobs of the cluster, from a successful response of Slurm. ``newest``: from
-        the function ``newest``; older images are removed too. ``kept``: names of jobs of unknown state; their images
-        are not removed. Entries younger than ``young_s`` seconds are not removed either, as their jobs may be newer
-        than the response. ``dry_run``: remove nothing. ``failed`` is called with the reason if entries of a job cannot
-        be removed, ``leaving`` with each valid image before its removal. Raises ``OSError`` if the store cannot be
-        read.
+        the function ``newest``; older images are removed too. ``kept_names``: names of jobs of unknown state; their
+        images are not removed. Entries younger than ``young_s`` seconds are not removed either, as their jobs may be
+        newer than the response. ``dry_run``: remove nothing. ``failed`` is called with the reason if entries of a job
+        cannot be removed, ``leaving`` with each valid image before its removal. Raises ``OSError`` if the store
+        cannot be read.
         """
         runs, removed, now = by_job(live), [], self._clock()
         for name in self._entries.jobs():
@@ -604,7 +606,7 @@ class DirectoryStore:
                         load = partial(self._entries.manifest, job_fd, name)
                         outdated = stale(
                             job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s,
-                            newest_seq=newest.get(name, 0), kept=name in kept,
+                            newest_seq=newest.get(name, 0), is_kept=name in kept_names,
                         )  # fmt: skip
                         for entry in outdated:
                             if not dry_run:

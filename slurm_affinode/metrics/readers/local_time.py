@@ -48,21 +48,21 @@ def epoch_ms(values: pl.Series) -> pl.Series:
 
 
 def parse(
-    texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known: int = 0
+    texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known_count: int = 0
 ) -> tuple[pl.Series, dict[str, int]]:
     """Return the UTC times of ``texts`` (null where a text is no time), and decisions with their counts.
 
     Times without a zone are in ``zone`` (None: the local zone of this process). A local time that exists twice is the
     earlier one until the clock of its ``device`` has gone back. If a log begins among such times and continues after
     them, the clock went back before its start. A time that does not exist is read with the offset valid before.
-    The first ``known`` texts were read before and are not counted again.
+    The first ``known_count`` texts were read before and are not counted again.
     """
     if (quick := native.clocks(texts)) is not None and not quick[0].values.has_nulls():
         naive, zoned = quick[0].values, quick[1]
         utc = naive.dt.replace_time_zone("UTC").alias("time")
         if zoned.all():
             return utc, {}
-        times, decisions = localise(naive, zone, device, known_count=known)
+        times, decisions = localise(naive, zone, device, known_count=known_count)
         return (utc.zip_with(zoned, times) if zoned.any() else times).alias("time"), decisions
     frame = texts.alias("text").to_frame()
     some, place = distinct(frame)
@@ -71,7 +71,7 @@ def parse(
     local = frame["local"]
     if not local.any():
         return frame["time"], {}
-    times, decisions = localise(frame["naive"], zone, device, known_count=known)
+    times, decisions = localise(frame["naive"], zone, device, known_count=known_count)
     return (times if local.all() else times.zip_with(local, frame["time"])).alias("time"), decisions
 
 

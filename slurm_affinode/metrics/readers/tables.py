@@ -408,7 +408,7 @@ class _Clock:
         first_count = len(self._texts)
         all_texts = pl.concat([self._texts, texts.rename("text")])
         all_devices = pl.concat([self._devices, devices.rename("device")])
-        times, decisions = local_time.parse(all_texts, self._zone, all_devices, known=first_count)
+        times, decisions = local_time.parse(all_texts, self._zone, all_devices, known_count=first_count)
         for what, count in decisions.items():
             notes.decide(what, count)
         last = times.filter(times.is_between(*local_time.POSSIBLE)).max()

@@ -59,16 +59,16 @@ def read(
     source: Path | bytes | BinaryIO,
     *,
     where: str | None = None,
-    how: SacctReading | None = None,
+    reading: SacctReading | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Accounting:
     """Read one input: sacct text or JSON, plain or compressed. ``advance`` gets the record count of each block of text.
 
     Raises ``InputError`` if the input as a whole cannot be used (empty, binary, truncated, another format) and, with
-    ``how.strict``, at the first problem. Otherwise bad records are listed as problems and the others are read.
+    ``reading.strict``, at the first problem. Otherwise bad records are listed as problems and the others are read.
     """
     name = where or (str(source) if isinstance(source, Path) else "-")
-    options = how or SacctReading()
+    options = reading or SacctReading()
     try:
         with _opened(source, name) as (stream, packed):
             head = stream.peek(4096)[:4096]

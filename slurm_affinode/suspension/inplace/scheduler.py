@@ -408,4 +408,4 @@ class InPlaceScheduler:
             return None
         limits = self._limits
         raised = 0 if limits is None else limits.raised(job_id)
-        return sleeper.view(self._now(), held=self._freezer.held(sleeper.facts.init_pid), raised=raised)
+        return sleeper.view(self._now(), is_held=self._freezer.held(sleeper.facts.init_pid), raised=raised)

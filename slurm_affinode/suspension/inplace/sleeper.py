@@ -294,7 +294,7 @@ class Sleeper:
         why = self.request_why if self.requested else None
         return SuspensionFacts(requested_epoch=self.requested_epoch, requested_why=why)
 
-    def view(self, now: float, *, held: bool, raised: int | None) -> dict[str, Any]:
+    def view(self, now: float, *, is_held: bool, raised: int | None) -> dict[str, Any]:
         """Return the data that ``status`` shows for it at that time (epoch).
 
         ``held``: Slurm has suspended it; ``raised``: bytes by which its memory limit is raised; ``None``: unknown.
@@ -309,7 +309,7 @@ class Sleeper:
             "limit_raised_bytes": raised,
             "frozen_by": facts.how,
             "wakes_on_request": self.wakes_on_request,
-            "suspended_by_slurm": held,
+            "suspended_by_slurm": is_held,
             "file_locks": len(self.locks),
             "asked": self.requested_epoch,
             "asked_why": self.request_why or None,

@@ -349,7 +349,7 @@ class ImageSweep:
                     (store, name)
                     for name in store.sweep(
                         [run for runs in jobs.live.values() for run in runs], cluster=self.cluster, newest=newest,
-                        kept=unknown - ended, young_s=young_s + time.monotonic() - began, dry_run=dry_run,
+                        kept_names=unknown - ended, young_s=young_s + time.monotonic() - began, dry_run=dry_run,
                         failed=partial(self.failed, store), leaving=partial(deleted_files.gone, store),
                     )
                 ]  # fmt: skip

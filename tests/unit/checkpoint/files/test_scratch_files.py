@@ -63,7 +63,7 @@ class Site:
         for path in self.image.iterdir():
             path.unlink()
         me = Process(os.getpid()).id
-        return self.files.save(me, search or self.find(), self.fd, OWNER, "c1", kept=kept, timeout_s=60)
+        return self.files.save(me, search or self.find(), self.fd, OWNER, "c1", kept_paths=kept, timeout_s=60)
 
     def index(self) -> bytes:
         return (self.image / INDEX).read_bytes()

@@ -28,7 +28,7 @@ def slurm(recorded: Path) -> Path:
 
 def parse(path: Path) -> Accounting:
     """Read one file in the time zone it was recorded in."""
-    return read(path, how=SacctReading(zone="Asia/Kolkata" if path.stem == "kolkata" else "UTC"))
+    return read(path, reading=SacctReading(zone="Asia/Kolkata" if path.stem == "kolkata" else "UTC"))
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -150,7 +150,7 @@ def test_damaged_input_is_read_or_refused_in_one_line(
         place = at % len(data)
         data = data[:place] + inserted + data[place + length :]
     try:
-        result = read(data, where="in", how=SacctReading(zone="Europe/Oslo", chunk_bytes=chunk))
+        result = read(data, where="in", reading=SacctReading(zone="Europe/Oslo", chunk_bytes=chunk))
     except InputError as error:
         assert "\n" not in str(error)  # noqa: PT017 - either way is right
     else:

@@ -49,7 +49,7 @@ def job(job_id: Any = 5, **changes: Any) -> dict[str, Any]:
 
 def parse(*jobs: Any, **how: Any) -> Accounting:
     """Read a document of these jobs."""
-    return read(json.dumps({"jobs": jobs}).encode(), where="in", how=SacctReading(**how))
+    return read(json.dumps({"jobs": jobs}).encode(), where="in", reading=SacctReading(**how))
 
 
 def test_old_data_parser_is_read() -> None:

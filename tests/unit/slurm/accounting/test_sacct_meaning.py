@@ -15,7 +15,7 @@ from slurm_affinode.slurm.accounting.schema import Accounting
 
 def parse(text: str, **how: object) -> Accounting:
     """Read ``text``."""
-    return read(text.encode(), where="in", how=SacctReading(**how))  # type: ignore[arg-type]
+    return read(text.encode(), where="in", reading=SacctReading(**how))  # type: ignore[arg-type]
 
 
 def utc(text: str) -> datetime:

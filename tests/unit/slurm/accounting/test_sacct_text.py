@@ -34,7 +34,7 @@ def row(job: object = 1, *, name: str = "train", state: str = "COMPLETED", tres:
 def parse(text: str | bytes, **how: object) -> Accounting:
     """Read ``text`` as a file named ``in``."""
     data = text.encode() if isinstance(text, str) else text
-    return read(data, where="in", how=SacctReading(**how))  # type: ignore[arg-type]
+    return read(data, where="in", reading=SacctReading(**how))  # type: ignore[arg-type]
 
 
 def packings(data: bytes) -> list[bytes]:
@@ -164,7 +164,7 @@ def test_names_over_several_lines_may_be_in_any_column(header: str, name: str, c
         return "|".join(cells[column] for column in columns)
 
     lines = [header, line("1", name), line("2", "p"), line("3", name), line("4", name), ""]
-    result = read("\n".join(lines).encode(), where="in", how=SacctReading(chunk_bytes=chunk_bytes))
+    result = read("\n".join(lines).encode(), where="in", reading=SacctReading(chunk_bytes=chunk_bytes))
     assert result.jobs.select("job_id", "job_name").rows() == [(1, name), (2, "p"), (3, name), (4, name)]
     assert result.problems == ()
 
@@ -405,7 +405,7 @@ def test_lines_may_end_in_carriage_returns(end: str) -> None:
 def test_damaged_line_is_reported_and_rest_is_read(bad: str, reason: str, chunk_bytes: int) -> None:
     """Its number is reported; ``strict`` stops there. Memory use depends on the longest line only."""
     data = gzip.compress((HEAD + row(1) + bad + row(2)).encode())
-    result = read(data, where="in", how=SacctReading(chunk_bytes=chunk_bytes))
+    result = read(data, where="in", reading=SacctReading(chunk_bytes=chunk_bytes))
     assert result.jobs["job_id"].to_list() == [1, 2]
     assert [(problem.line, problem.dropped) for problem in result.problems] == [(3, True)]
     assert reason in result.problems[0].reason
@@ -413,7 +413,7 @@ def test_damaged_line_is_reported_and_rest_is_read(bad: str, reason: str, chunk_
         assert (result.problems[0].job, result.problems[0].field) == ("9", "JobName")
     assert result.records == 3
     with pytest.raises(InputError, match="in:3: "):
-        read(data, where="in", how=SacctReading(strict=True))
+        read(data, where="in", reading=SacctReading(strict=True))
 
 
 def test_field_that_is_too_long_is_reported_and_unknown() -> None:
@@ -491,7 +491,7 @@ def test_result_does_not_depend_on_the_compiled_library(rows: list[list[str]], z
 
     def result() -> object:
         try:
-            outcome = read(data, where="in", how=SacctReading(zone=zone, chunk_bytes=chunk))
+            outcome = read(data, where="in", reading=SacctReading(zone=zone, chunk_bytes=chunk))
         except InputError as error:
             return str(error)
         return (

@@ -38,7 +38,7 @@ def test_job_held_back_by_slurm_joins_the_queue_anew(tmp_path: Path) -> None:
     assert (sleeper.wake_state, sleeper.place.waits) == (WakeState.HELD_BACK, "Slurm has suspended it")
     sleeper.requeue(300.0)
     assert (sleeper.wake_state, sleeper.requested_epoch, sleeper.place.turn) == (WakeState.QUEUED, 300.0, 3)
-    assert sleeper.view(300.0, held=False, raised=0)["overdue"] is False
+    assert sleeper.view(300.0, is_held=False, raised=0)["overdue"] is False
 
 
 def test_failed_wake_returns_to_the_queue_with_a_delay(tmp_path: Path) -> None:
