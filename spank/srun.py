@@ -471,14 +471,14 @@ class Step:
     def environment(self) -> dict[str, str]:
         """Return the environment of the tasks, without that of a single task. Raises ``Fault``."""
         options, env = self.options, self.env
-        made = exported(options.get("export", "ALL"), env)
-        made.pop(REAL_SRUN, None)
-        if REAL_SRUN in env and "PATH" in made:
-            made[REAL_SRUN] = env[REAL_SRUN]  # a task may start steps itself
+        environment = exported(options.get("export", "ALL"), env)
+        environment.pop(REAL_SRUN, None)
+        if REAL_SRUN in env and "PATH" in environment:
+            environment[REAL_SRUN] = env[REAL_SRUN]  # a task may start steps itself
         count = str(self.tasks)
         umask = os.umask(0)
         os.umask(umask)
-        made.update(
+        environment.update(
             SLURM_CPUS_ON_NODE=str(self.cpus),
             SLURM_DISTRIBUTION=options.get("distribution", "block" if self.tasks > 1 else "cyclic"),
             SLURM_GTIDS=",".join(map(str, range(self.tasks))),
@@ -497,39 +497,44 @@ class Step:
             SLURM_TASKS_PER_NODE=count,
             SLURM_UMASK=f"{umask:04o}",
         )
-        if "SRUN_DEBUG" not in made and "ALL" in options.get("export", "ALL").upper().split(","):
-            made["SRUN_DEBUG"] = "3"
+        if "SRUN_DEBUG" not in environment and "ALL" in options.get("export", "ALL").upper().split(","):
+            environment["SRUN_DEBUG"] = "3"
         tres = [f"gres/gpu={self.gpus_per_task}"] if self.gpus_per_task is not None else []
         if self.cpus_per_task:
-            made["SLURM_CPUS_PER_TASK"] = str(self.cpus_per_task)
+            environment["SLURM_CPUS_PER_TASK"] = str(self.cpus_per_task)
             tres.append(f"cpu={self.cpus_per_task}")
         if tres:
-            made["SLURM_TRES_PER_TASK"] = ",".join(tres)
+            environment["SLURM_TRES_PER_TASK"] = ",".join(tres)
         if self.cpus_per_gpu:
-            made["SLURM_CPUS_PER_GPU"] = str(self.cpus_per_gpu)
+            environment["SLURM_CPUS_PER_GPU"] = str(self.cpus_per_gpu)
         if options.get("job-name"):
-            made["SLURM_JOB_NAME"] = options["job-name"]
+            environment["SLURM_JOB_NAME"] = options["job-name"]
         if options.get("gpus"):
-            made["SLURM_GPUS"] = options["gpus"]
+            environment["SLURM_GPUS"] = options["gpus"]
         if self.overcommit:
-            made["SLURM_OVERCOMMIT"] = "1"
+            environment["SLURM_OVERCOMMIT"] = "1"
         if self.gpu_binding:
-            made["SLURM_TRES_BIND"] = made["SLURMD_TRES_BIND"] = f"gres/gpu:{self.gpu_binding}"
+            environment["SLURM_TRES_BIND"] = environment["SLURMD_TRES_BIND"] = f"gres/gpu:{self.gpu_binding}"
         if self.job_gpus:
-            made["SLURM_GPUS_ON_NODE"] = str(len(self.gpus))
+            environment["SLURM_GPUS_ON_NODE"] = str(len(self.gpus))
         if self.job_gpus and not self.gpus:
             for name in ("SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", *GPU_LISTS):
-                made.pop(name, None)
-        return made
+                environment.pop(name, None)
+        return environment
 
     def environment_of_task(self, task: int, common: dict[str, str]) -> dict[str, str]:
-        made = {**common, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_TASK_PID": str(os.getpid())}
+        variables = {
+            **common,
+            "SLURM_PROCID": str(task),
+            "SLURM_LOCALID": str(task),
+            "SLURM_TASK_PID": str(os.getpid()),
+        }
         gpus = self.gpus_of_task(task, self.gpus)
         if gpus:
-            made["SLURM_STEP_GPUS"] = ",".join(self.job_gpus[gpu] for gpu in gpus)
+            variables["SLURM_STEP_GPUS"] = ",".join(self.job_gpus[gpu] for gpu in gpus)
             for name, words in self.gpu_lists.items():
-                made[name] = ",".join(words[gpu] for gpu in gpus)
-        return made
+                variables[name] = ",".join(words[gpu] for gpu in gpus)
+        return variables
 
 
 def repeated(item: str) -> list[str]:
@@ -554,7 +559,7 @@ def words_of(text: str) -> list[str]:
 
 def exported(text: str, env: dict[str, str]) -> dict[str, str]:
     """Return the variables that ``--export`` passes on. As with srun, the environment takes precedence over values."""
-    made: dict[str, str] = {}
+    variables: dict[str, str] = {}
     everything = False
     for word in words_of(text):
         name, equals, value = word.partition("=")
@@ -563,11 +568,11 @@ def exported(text: str, env: dict[str, str]) -> dict[str, str]:
         if word.upper() == "ALL":
             everything = True
         elif equals:
-            made[name] = value
+            variables[name] = value
         elif name in env:
-            made[name] = env[name]
+            variables[name] = env[name]
     always = {name for name in env if name.startswith(("SLURM_", "SLURMD_")) or name in (*GPU_LISTS, "TMPDIR")}
-    return made | {name: env[name] for name in (env if everything else always)}
+    return variables | {name: env[name] for name in (env if everything else always)}
 
 
 # --- resources of steps that run at the same time
@@ -655,9 +660,9 @@ def positions(env: dict[str, str]) -> list[int]:
 
 def choose(step: Step) -> bool:
     """Choose the CPUs and GPUs of the step among those that no other step has. False: not enough are free."""
-    others = [] if step.overlap else running()
-    cpus = {pid: int(env.get("SLURM_CPUS_ON_NODE", "0")) for pid, env in others}
-    used = {gpu for _, env in others for gpu in positions(env)}
+    active_steps = [] if step.overlap else running()
+    cpus = {pid: int(env.get("SLURM_CPUS_ON_NODE", "0")) for pid, env in active_steps}
+    used = {gpu for _, env in active_steps for gpu in positions(env)}
     free = [index for index in range(len(step.job_gpus)) if index not in used]
     if sum(cpus.values()) + step.cpus > step.job_cpus or step.gpu_count > len(free):
         return False
@@ -716,24 +721,24 @@ def expand(pattern: str, step: Step, task: int) -> str:
         "A": env.get("SLURM_ARRAY_JOB_ID") or step.job, "b": str(int(array) % 10), "x": env.get("SLURM_JOB_NAME", ""),
         "u": env.get("SLURM_JOB_USER") or env.get("USER", ""), "%": "%",
     }  # fmt: skip
-    made = []
-    at = 0
-    while at < len(pattern):
-        if pattern[at] != "%":
-            made.append(pattern[at])
-            at += 1
+    parts = []
+    position = 0
+    while position < len(pattern):
+        if pattern[position] != "%":
+            parts.append(pattern[position])
+            position += 1
             continue
-        end = at + 1
+        end = position + 1
         while end < len(pattern) and pattern[end].isdigit():
             end += 1
         letter = pattern[end : end + 1]
         if letter in values and letter:
-            width = min(int(pattern[at + 1 : end] or "0"), 10)
-            made.append(values[letter].zfill(width) if letter in "jsntaAb" else values[letter])
+            width = min(int(pattern[position + 1 : end] or "0"), 10)
+            parts.append(values[letter].zfill(width) if letter in "jsntaAb" else values[letter])
         else:
-            made.append(pattern[at : end + 1])
-        at = end + 1
-    return "".join(made)
+            parts.append(pattern[position : end + 1])
+        position = end + 1
+    return "".join(parts)
 
 
 class Sink:
@@ -835,8 +840,8 @@ class Streams:
 
     def close(self, fds: list[int]) -> None:
         """Close the launcher's copies of a task's descriptors that no other task uses."""
-        kept = {0, 1, 2, *self._opened.values()}
-        for fd in set(fds) - kept:
+        open_fds = {0, 1, 2, *self._opened.values()}
+        for fd in set(fds) - open_fds:
             os.close(fd)
 
     def start(self) -> None:
@@ -1025,7 +1030,7 @@ class Tasks:
     def wait(self) -> None:
         """Wait until all tasks have ended."""
         while self._pids:
-            due = [at for at in (self._report_at, self._kill_at, self._wait_until()) if at]
+            due = [moment for moment in (self._report_at, self._kill_at, self._wait_until()) if moment]
             info = (
                 signal.sigtimedwait(WAITED, max(0.0, min(due) - time.monotonic()))
                 if due
@@ -1084,8 +1089,8 @@ class Tasks:
 
     def _stop(self, number: int) -> None:
         if not self._stopping:
-            at = time.strftime("%Y-%m-%dT%H:%M:%S")
-            complain(self._step, f"*** STEP {self._step.name} ON {self._step.node} CANCELLED AT {at} ***")
+            cancel_time = time.strftime("%Y-%m-%dT%H:%M:%S")
+            complain(self._step, f"*** STEP {self._step.name} ON {self._step.node} CANCELLED AT {cancel_time} ***")
         self._stopping = True
         self._kill_at = self._kill_at or time.monotonic() + TERM_S
         self._signal(signal.SIGCONT)
