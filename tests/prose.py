@@ -21,7 +21,7 @@ import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = Path(__file__).with_suffix(".toml")
@@ -46,10 +46,16 @@ class Rules(NamedTuple):
     constants: tuple[Rule, ...]
     local: dict[str, tuple[Rule, ...]]
     """Path -> rules for all names in the files below it, also for those of local variables."""
+    variables: dict[str, tuple[Rule, ...]]
+    """Path -> rules for the names of parameters and local variables in the files below it."""
 
     def all_names(self, path: str) -> tuple[Rule, ...]:
         """Return the rules for the names of local variables in a file."""
         return tuple(rule for place, rules in self.local.items() if path.startswith(place) for rule in rules)
+
+    def variable_names(self, path: str) -> tuple[Rule, ...]:
+        """Return the rules for the names of parameters and local variables in a file."""
+        return tuple(rule for place, rules in self.variables.items() if path.startswith(place) for rule in rules)
 
 
 class Finding(NamedTuple):
@@ -69,17 +75,23 @@ def read_rules(path: Path = RULES) -> Rules:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     # A space in a phrase also matches a line end, with the comment sign of the next line.
     banned = [(phrase.replace(" ", r"[\s#]+"), advice) for phrase, advice in table["banned"].items()]
-    local: dict[str, tuple[Rule, ...]] = {}
-    for entry in table["local"]:
-        for place in entry["paths"]:
-            local[place] = (*local.get(place, ()), *_name_rules(entry["names"]))
+    local, variables = _rules_by_path(table["local"]), _rules_by_path(table["variables"])
     return Rules(
         tuple(table["clean"]),
         tuple(Rule(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), advice) for phrase, advice in banned),
         _name_rules(table["names"]),
         tuple(Rule(re.compile(rf"(?:{words})"), advice) for words, advice in table["constants"].items()),
         local,
+        variables,
     )
+
+
+def _rules_by_path(tables: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Rule, ...]]:
+    rules: dict[str, tuple[Rule, ...]] = {}
+    for entry in tables:
+        for place in entry["paths"]:
+            rules[place] = (*rules.get(place, ()), *_name_rules(entry["names"]))
+    return rules
 
 
 def _name_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
@@ -121,6 +133,24 @@ def local_names(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
+def variable_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every parameter and of every variable that a function or a comprehension binds."""
+    pending: list[tuple[ast.AST, bool]] = [(ast.parse(text), False)]
+    while pending:
+        node, inside = pending.pop()
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and inside:
+            yield node.lineno, node.id
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name is not None and inside:
+            yield node.lineno, node.name
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.comprehension):
+            inside = True
+        elif isinstance(node, ast.ClassDef):
+            inside = False
+        pending += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
 def _assigned(body: Iterable[ast.stmt]) -> Iterator[ast.Name]:
     for statement in body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
@@ -132,9 +162,15 @@ def in_words(name: str) -> str:
     return "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)).lower()
 
 
-def check_names(path: str, text: str, rules: Iterable[Rule], local: Iterable[Rule] = ()) -> Iterator[Finding]:
-    """Yield the names in a Python file that hold a word of the rules; ``local``: rules for local variables, too."""
-    for names, applied in ((python_names, tuple(rules)), (local_names, tuple(local))):
+def check_names(
+    path: str, text: str, rules: Iterable[Rule], local: Iterable[Rule] = (), variables: Iterable[Rule] = ()
+) -> Iterator[Finding]:
+    """Yield the names in a Python file that hold a word of the rules.
+
+    ``local``: rules for local variables, too. ``variables``: rules for parameters and local variables alone.
+    """
+    checks = ((python_names, rules), (local_names, local), (variable_names, variables))
+    for names, applied in ((names, tuple(applied)) for names, applied in checks):
         for line, name in dict.fromkeys(names(text)) if applied else ():
             for rule in applied:
                 if rule.pattern.search(in_words(name)):
@@ -199,7 +235,9 @@ def main(arguments: list[str] | None = None) -> int:
         findings += check_text(file, text, rules.banned)
         if file.endswith(".py"):
             strict = options.all or file.startswith(NAMED)
-            findings += check_names(file, text, rules.names if strict else (), rules.all_names(file))
+            findings += check_names(
+                file, text, rules.names if strict else (), rules.all_names(file), rules.variable_names(file)
+            )
             findings += check_constants(file, text, rules.constants if strict else ())
     for finding in findings:
         print(finding)

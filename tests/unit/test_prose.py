@@ -91,6 +91,37 @@ def test_a_path_of_several_tables_has_the_rules_of_all() -> None:
     assert names == {"own", "found", "one", "every_one"}
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "done",
+        "made",
+        "seen",
+        "taken",
+        "held",
+        "kept",
+        "left",
+        "known",
+        "listed",
+        "at",
+        "how",
+        "here",
+        "other",
+        "others",
+    ],
+)
+def test_word_without_noun_is_no_name_of_a_variable(word: str) -> None:
+    """Rejected as a parameter and as a variable, but not as a field, and not with a noun."""
+    rules = RULES.variable_names("slurm_affinode/suspension/wake.py")
+    text = (
+        f"def f({word}, _{word}_jobs): ...\ndef g():\n    {word} = {word}_jobs = 1\n"
+        f"n = [1 for {word} in x]\nm = lambda {word}: 1\n"
+        f"def h():\n    try: ...\n    except OSError as {word}: ...\nclass C:\n    {word}: int\n"
+    )
+    lines = sorted(finding.line for finding in prose.check_names("a.py", text, (), (), rules))
+    assert lines == [1, 3, 4, 5, 8]
+
+
 def test_markdown_code_is_not_checked() -> None:
     text = "A `whoever` and\nwhoever.\n\n```\nwhoever\n```\nJob\nids\n"
     assert phrases("a.md", text) == [(2, "whoever"), (7, "Job ids")]
