@@ -340,10 +340,10 @@ class Orphans:
             raise why
         text = "belongs to no job" if job is None else f"of job {job} has lost its server"
         log.warning("process %d (uid %d, %s) %s: ended for %s", pid, orphan.uid, orphan.command, text, one_line(by))
-        error = self._end(orphan)
-        if error is None:
+        outcome = self._end(orphan)
+        if outcome is None:
             raise NotAnOrphanError("still-there", f"process {pid} does not end: it is in the driver or the kernel")
-        return {**self._row(orphan), "node": self.node, "ended_by": error}
+        return {**self._row(orphan), "node": self.node, "ended_by": outcome}
 
     def _belongs(self, orphan: OnGpu, queue: SlurmQueue | None) -> NotAnOrphanError | None:
         """Return why a process must not be ended, or ``None`` if it belongs to no job."""

@@ -58,9 +58,9 @@ class Reach:
         ``SlurmError`` for a job that Slurm does not know.
         """
         target = identifiers.job(job)
-        answer = self._known.get(job)
-        if answer is not None:
-            return self._ask(answer[0], {**request, "job": answer[1]})
+        route = self._known.get(job)
+        if route is not None:
+            return self._ask(route[0], {**request, "job": route[1]})
         problems: list[str] = []
         if target.task is None and target.het_offset is None:
             # A plain number is a raw ID (of an array: of its last task) and needs no request to slurmctld.

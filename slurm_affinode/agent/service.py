@@ -252,8 +252,8 @@ class Service:
 
     def _asleep(self) -> tuple[SuspendedJob, ...]:
         with self._lock:
-            queried, suspended = self._suspended
-            if self.now() - queried > SUSPENDED_S or self.now() < queried:
+            queried_at, suspended = self._suspended
+            if self.now() - queried_at > SUSPENDED_S or self.now() < queried_at:
                 suspended = tuple(self.orchestration.keeper.suspended())
                 self._suspended = (self.now(), suspended)
             return suspended

@@ -213,12 +213,12 @@ def _whole(decided: Sequence[Action], parts: Mapping[int, Collection[int]] | Non
 
 def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] | None) -> Action:
     """Decide about one part. ``group``: the parts with findings; ``holding``: the parts with GPUs, if known."""
-    held_groups = [] if holding is None else [group.get(number) for number in holding]
+    part_actions = [] if holding is None else [group.get(number) for number in holding]
     if action.verb != "cancel":
-        idle = bool(held_groups) and all(group and enough_idle(group.settings, group.finding) for group in held_groups)
+        idle = bool(part_actions) and all(part and enough_idle(part.settings, part.finding) for part in part_actions)
         return action if idle else replace(action, stays=True)
-    if held_groups and all(group and group.verb == "cancel" for group in held_groups):
-        return replace(action, parts=tuple(group.finding for group in held_groups if group and group is not action))
+    if part_actions and all(part and part.verb == "cancel" for part in part_actions):
+        return replace(action, parts=tuple(part.finding for part in part_actions if part and part is not action))
     text = "it is a part of a heterogeneous job, and what its other parts do speaks against it, or is not known"
     return replace(action, verb="none", code="part", reason=f"{action.reason}; {text}")
 

@@ -33,7 +33,7 @@ def _job_pattern(value: str) -> str:
 
 
 def words(*alternatives: str) -> TomlList:
-    """Return the kind of lists of at least one of the ``alternatives`` words."""
+    """Return the kind of lists of at least one of ``alternatives``."""
     return TomlList(checked(text, either(*alternatives)), single=True, whole_set="everything")
 
 

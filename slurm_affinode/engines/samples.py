@@ -235,10 +235,10 @@ class SampleBuilder:
         failures, self._failures = self._failures, []
         engines_of: dict[int, list[int]] = {}
         for endpoint in {endpoint for endpoint, _, _ in failures}:
-            endpoint_indexes = [
+            combination_indexes = [
                 index for combination, index in self._combinations.items() if combination.endpoint == endpoint
             ]
-            engines_of[endpoint] = sorted({to for _, to in self._resolved(endpoint_indexes)})
+            engines_of[endpoint] = sorted({to for _, to in self._resolved(combination_indexes)})
         rows = [(to, time, reason) for endpoint, time, reason in failures for to in engines_of[endpoint]]
         if rows:
             schema = {"at": pl.UInt32(), "time": TIME, "error": pl.String()}

@@ -26,7 +26,7 @@ def opted_out(directory: Path) -> frozenset[int]:
         if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
             raise UnreachableError(f"{directory}: is not used: users could remove files of others", hint=_HINT)
         uids = set()
-        for name in os.listdir(directory_fd):  # noqa: PTH208 - of the opened directory, not of what has its name now
+        for name in os.listdir(directory_fd):  # noqa: PTH208 - a descriptor
             with contextlib.suppress(FileNotFoundError):
                 file = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
                 # A second name could have been made by someone else.

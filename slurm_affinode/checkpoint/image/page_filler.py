@@ -90,18 +90,18 @@ class _Place:
                 os.close(fd)
         self.uffd = self.pages = -1
 
-    def take(self, address: int, view: memoryview) -> int:
-        """Place bytes of the pages file, from offset ``address`` on; return how many belong here. Raise ``OSError``."""
+    def take(self, offset: int, view: memoryview) -> int:
+        """Place bytes of the pages file, from offset ``offset`` on; return how many belong here. Raise ``OSError``."""
         placed = 0
-        source, end = ctypes.addressof(ctypes.c_char.from_buffer(view)), address + len(view)
+        source, end = ctypes.addressof(ctypes.c_char.from_buffer(view)), offset + len(view)
         runs = self.memory.runs
-        for number in range(max(0, bisect_right(self._offsets, address) - 1), len(runs)):
+        for number in range(max(0, bisect_right(self._offsets, offset) - 1), len(runs)):
             run = runs[number]
             if run.offset >= end:
                 break
-            begin, stop = max(address, run.offset), min(end, run.offset + run.length)
+            begin, stop = max(offset, run.offset), min(end, run.offset + run.length)
             if begin < stop:
-                self._copy(run.address + begin - run.offset, source + begin - address, stop - begin)
+                self._copy(run.address + begin - run.offset, source + begin - offset, stop - begin)
                 placed += stop - begin
         return placed
 
@@ -207,8 +207,8 @@ class Filler:
             for place in self._places.values():
                 place.close()
 
-    def take(self, file: str, address: int, view: memoryview) -> None:
-        """Place whole pages of a pages file, starting at offset ``address``. Waits until that is possible.
+    def take(self, file: str, offset: int, view: memoryview) -> None:
+        """Place whole pages of a pages file, starting at offset ``offset``. Waits until that is possible.
 
         Does nothing if the restore was aborted, and for files that CRIU reads itself.
         """
@@ -221,7 +221,7 @@ class Filler:
             self._taking += 1
         placed = 0
         try:
-            placed = place.take(address, view)
+            placed = place.take(offset, view)
         except OSError as error:
             self._fail(f"the memory of process {place.memory.pid} cannot be filled: {error.strerror}")
         finally:

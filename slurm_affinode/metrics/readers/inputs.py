@@ -360,7 +360,7 @@ def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None)
 
 
 def digest(path: Path, name: str, parts: tuple[object, ...]) -> str:
-    """Return a digest of a file's content and of ``parts`` it is read. Raises ``InputError``."""
+    """Return a digest of a file's content and of ``parts``, which decide how it is read. Raises ``InputError``."""
     with reading(name), path.open("rb") as file:
         hashed = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     hashed.update(repr(parts).encode("utf-8", "surrogatepass"))
