@@ -106,7 +106,8 @@ def test_attempt_killed_after_a_restore_is_restored_on_the_same_node(cluster: Cl
             cluster.exec("login", "scontrol", "update", "NodeName=c2", "State=DOWN", "Reason=lost")
         wait_for_requeue(cluster, job, restarts - 1)
         if how == "node down":
-            cluster.exec("login", "scontrol", "update", "NodeName=c2", "State=RESUME")
+            # Refused if its slurmd has responded meanwhile, which returns the node to service.
+            cluster.run("login", "scontrol", "update", "NodeName=c2", "State=RESUME")
         wait_until(
             "it is restored again, or is not",
             lambda: cluster.output(job),
