@@ -77,44 +77,45 @@ def record(
     """Build a dataclass from a JSON object, with each field of its declared type.
 
     Tuples, also named ones, are lists; mappings are objects, with keys of type ``str`` or ``int``. ``parsers``: types
-    that are written as strings. Raises ``ValueError``, with ``strict`` also for unknown keys.
+    that are written as strings. Raises ``ValueError``, with ``strict`` also for unknown keys, of nested records too.
     """
     entries, hints = table(value), _hints(typing.cast(Any, kind))
     if strict and (unknown := entries.keys() - hints.keys()):
         raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
-    members = {name: _built(hints[name], member, parsers) for name, member in entries.items() if name in hints}
+    members = {name: _built(hints[name], member, parsers, strict) for name, member in entries.items() if name in hints}
     try:
         return kind(**members)
     except TypeError as error:  # a field is missing
         raise ValueError(str(error)) from None
 
 
-def _built(kind: Any, value: Any, parsers: Mapping[type, Callable[[str], Any]]) -> Any:
+def _built(kind: Any, value: Any, parsers: Mapping[type, Callable[[str], Any]], strict: bool) -> Any:
     if kind in parsers:
         return parsers[kind](typed(str, value))
     if kind in _PLAIN:
         return typed(kind, value)
     if isinstance(kind, type) and is_dataclass(kind):
-        return record(kind, value, parsers=parsers)
+        return record(kind, value, parsers=parsers, strict=strict)
     origin, inner = _parts(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return _built(next(argument for argument in inner if argument is not type(None)), value, parsers)
+        return _built(next(argument for argument in inner if argument is not type(None)), value, parsers, strict)
     if origin is tuple:
-        return tuple(_items(inner[:1] * len(typed(list, value)) if inner[-1] is ... else inner, value, parsers))
+        kinds = inner[:1] * len(typed(list, value)) if inner[-1] is ... else inner
+        return tuple(_items(kinds, value, parsers, strict))
     if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple
-        return kind(*_items(tuple(_hints(kind).values()), value, parsers))
+        return kind(*_items(tuple(_hints(kind).values()), value, parsers, strict))
     if origin is not None and issubclass(origin, Mapping):
         key, of = inner
-        return {key(name): _built(of, entry, parsers) for name, entry in table(value).items()}
+        return {key(name): _built(of, entry, parsers, strict) for name, entry in table(value).items()}
     return number(value) if kind is float else typed(kind, value)
 
 
-def _items(kinds: tuple[Any, ...], value: Any, parsers: Mapping[type, Callable[[str], Any]]) -> list[Any]:
+def _items(kinds: tuple[Any, ...], value: Any, parsers: Mapping[type, Callable[[str], Any]], strict: bool) -> list[Any]:
     if len(typed(list, value)) != len(kinds):
         raise ValueError(f"{value!r:.60} does not have {len(kinds)} items")
-    return [_built(kind, item, parsers) for kind, item in zip(kinds, value, strict=True)]
+    return [_built(kind, item, parsers, strict) for kind, item in zip(kinds, value, strict=True)]
 
 
 @cache

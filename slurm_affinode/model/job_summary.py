@@ -7,7 +7,7 @@ that of ``slurm-affinode job --json`` and of the published files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +37,10 @@ REASONS: Mapping[str, str] = {
     "shared": "the GPU is shared, and the metrics are those of all its jobs",
 }
 """Code -> why a use is unknown."""
+
+
+class LaterFormatError(ValueError):
+    """The summary has a version of the format that only later releases know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +209,18 @@ class JobSummary:
 
     @classmethod
     def from_json(cls, value: Any) -> JobSummary:
-        """Return the summary of JSON values. Raises ``ValueError``."""
+        """Return the summary of JSON values, without keys and uses that only later releases know.
+
+        Raises ``ValueError``; ``LaterFormatError`` for a later version.
+        """
         table = json_values.table(value)
-        if table.pop("version", None) != VERSION:
+        version = table.pop("version", None)
+        if isinstance(version, int) and version > VERSION:
+            raise LaterFormatError(f"version {version:.0f}")
+        if version != VERSION:
             raise ValueError(f"not of version {VERSION}")
-        summary = json_values.record(cls, table, parsers={datetime: _moment})
-        for use in summary.uses:
-            if use.key not in USES or (use.reason is not None and use.reason not in REASONS):
-                raise ValueError(f"unknown use {use.key!r:.40}, reason {use.reason!r:.40}")
-        return summary
+        summary = json_values.record(cls, table, parsers={datetime: _moment}, strict=False)
+        return replace(summary, uses=tuple(use for use in summary.uses if use.key in USES))
 
 
 def _moment(text: str) -> datetime:

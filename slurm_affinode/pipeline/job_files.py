@@ -16,19 +16,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError, unwritable
 from slurm_affinode.base.files import replacing
 from slurm_affinode.base.text import counted
 from slurm_affinode.base.users import uid_of_user
-from slurm_affinode.model.job_summary import JobSummary
+from slurm_affinode.model.job_summary import VERSION, JobSummary, LaterFormatError
 from slurm_affinode.slurm import identifiers
 
 _DIRECTORY_MODE = 0o711
 _FILE_MODE = 0o600
 _LONGEST_LINE = 16 << 20
+_ADDED = ("admin_comment",)
+"""Keys that summaries have since release 0.9.0, whose readers refuse all others."""
 Key = tuple[str, int, str | None]
 """Cluster, raw job ID, submit time as in JSON."""
 
@@ -104,8 +106,13 @@ def _by_owner(
             skipped.add(name)
         elif uid != 0:
             value = summary.as_json()
-            owned.setdefault(uid, {})[_key(value)] = json.dumps(value, separators=(",", ":")) + "\n"
+            owned.setdefault(uid, {})[_key(value)] = json.dumps(_published(value), separators=(",", ":")) + "\n"
     return owned, len(skipped)
+
+
+def _published(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary without keys that say nothing and that readers of release 0.9.0 refuse."""
+    return {key: entry for key, entry in value.items() if entry is not None or key not in _ADDED}
 
 
 def _key(value: dict[str, object]) -> Key:
@@ -202,8 +209,8 @@ def read(
     """Return the published summary of a job of a user, by default the present one: the last attempt, unless another
     number is given.
 
-    Raises ``NoSummaryError`` if there is none, and ``InputError`` for a file that is damaged, or that another user
-    could have written.
+    Raises ``NoSummaryError`` if there is none, and ``InputError`` for a file that is damaged, of a later release, or
+    that another user could have written.
     """
     user = os.geteuid() if uid is None else uid
     path = directory / _name(user)
@@ -211,10 +218,10 @@ def read(
         parsed = identifiers.parse(job)
     except ValueError as error:
         raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
-    attempts, damaged = _matching(path, user, parsed, cluster)
+    attempts, failure = _matching(path, user, parsed, cluster)
     if not attempts:
-        if damaged:
-            raise InputError("is damaged", where=f"{path}:{damaged}", hint="the next nightly run writes it again")
+        if failure is not None:
+            raise failure
         raise NoSummaryError(
             f"no summary of a job {job} of yours is published in {directory}",
             hint="summaries appear after the next night, and only the owner of a job may read its summary",
@@ -231,15 +238,18 @@ def read(
     return replace(attempts[number - 1], source="published", attempt=number, attempts=len(attempts))
 
 
-def _matching(path: Path, user: int, job_id: identifiers.JobId, cluster: str | None) -> tuple[list[JobSummary], int]:
-    """Return the summaries of a job, and the number of the first damaged line; 0: none is."""
-    damaged, exact, related = 0, [], []
+def _matching(
+    path: Path, user: int, job_id: identifiers.JobId, cluster: str | None
+) -> tuple[list[JobSummary], InputError | None]:
+    """Return the summaries of a job, and the error about the first line that cannot be read, if there is one."""
+    failure: InputError | None = None
+    exact, related = [], []
     with _opened(path, user) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
             try:
                 summary = JobSummary.from_json(json_values.loads(line))
-            except ValueError:
-                damaged = damaged or number
+            except ValueError as error:
+                failure = failure or _unreadable(error, f"{path}:{number}")
                 continue
             if cluster not in (None, summary.cluster):
                 continue
@@ -247,7 +257,16 @@ def _matching(path: Path, user: int, job_id: identifiers.JobId, cluster: str | N
                 exact.append(summary)
             elif job_id.array_task_id is None and job_id.het_offset is None and _belongs(summary, job_id.job_id):
                 related.append(summary)
-    return exact or related, damaged
+    return exact or related, failure
+
+
+def _unreadable(error: ValueError, where: str) -> InputError:
+    if isinstance(error, LaterFormatError):
+        return InputError(
+            f"has {error} of the format; this release reads {VERSION}", where=where,
+            hint="upgrade slurm-affinode on this machine",
+        )  # fmt: skip
+    return InputError("is damaged", where=where, hint="the next nightly run writes it again")
 
 
 def _is(summary: JobSummary, job_id: identifiers.JobId) -> bool:

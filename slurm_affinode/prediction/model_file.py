@@ -110,7 +110,7 @@ def read(path: Path) -> ModelFile:
     if digest != _digest(document):
         raise InputError("is damaged: its checksum differs", where=where, hint=again)
     try:
-        model = json_values.record(ModelFile, document)
+        model = json_values.record(ModelFile, document, strict=False)
     except ValueError as error:
         raise InputError(f"is damaged: {error}", where=where, hint=again) from error
     if model.names != NAMES or not {target.target for target in model.targets} <= {target.name for target in TARGETS}:

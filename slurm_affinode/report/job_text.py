@@ -18,7 +18,7 @@ _ORIGINS = {
 def amount(use: ResourceUse) -> str:
     """Return the amounts of a use, such as ``6.1 of 80 GiB``, or why they are unknown."""
     if use.share is None:
-        return f"unknown: {REASONS[use.reason or 'not-recorded']}"
+        return f"unknown: {REASONS.get(use.reason or 'not-recorded', 'for a reason of a later release')}"
     if use.unit == "s":
         text = f"{span(use.used or 0.0)} of {span(use.total or 0.0)}"
     elif use.unit == "%":

@@ -57,10 +57,10 @@ def _decoded(data: bytes) -> _Record:
     """Return a record. Raises ``ValueError``."""
     if len(data) > _LIMIT:
         raise ValueError(f"it is larger than {_LIMIT} bytes")
-    record = json_values.record(_Record, json_values.loads(data))
-    if record.version != _VERSION:
+    value = json_values.table(json_values.loads(data))
+    if value.get("version", _VERSION) != _VERSION:
         raise ValueError("its version is unknown")
-    return record
+    return json_values.record(_Record, value, strict=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class ScratchIndex:
 def decoded(index: bytes, uid: int) -> ScratchIndex:
     """Return the list of an image. Raises ``RestoreFailed``, also if it is of another user than ``uid``."""
     try:
-        decoded_index = json_values.record(ScratchIndex, json_values.loads(index))
+        decoded_index = _parsed(index)
         _check(decoded_index)
     except (ValueError, KeyError, TypeError) as error:
         raise RestoreFailed(f"the image's list of node-local files cannot be read: {error}") from None
@@ -86,10 +86,15 @@ def decoded(index: bytes, uid: int) -> ScratchIndex:
     return decoded_index
 
 
+def _parsed(index: bytes) -> ScratchIndex:
+    value = json_values.table(json_values.loads(index))
+    if value.get("version", _VERSION) != _VERSION:
+        raise ValueError("its version is unknown")
+    return json_values.record(ScratchIndex, value)
+
+
 def _check(index: ScratchIndex) -> None:
     """Raise ``ValueError`` unless a suspension has written the list."""
-    if index.version != _VERSION:
-        raise ValueError("its version is unknown")
     json_values.whole(index.uid, MOST_ID)
     places: set[tuple[str, str]] = set()
     for file in index.files:

@@ -45,10 +45,10 @@ def _decoded(data: bytes) -> ScratchFacts:
     """Return the facts. Raises ``ValueError``."""
     if len(data) > _LIMIT:
         raise ValueError(f"it is larger than {_LIMIT} bytes")
-    facts = json_values.record(ScratchFacts, json_values.loads(data))
-    if facts.version != _VERSION:
+    value = json_values.table(json_values.loads(data))
+    if value.get("version", _VERSION) != _VERSION:
         raise ValueError("its version is unknown")
-    return facts
+    return json_values.record(ScratchFacts, value, strict=False)
 
 
 @dataclass(frozen=True, slots=True)

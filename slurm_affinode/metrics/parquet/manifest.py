@@ -12,10 +12,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.files import write_text
@@ -152,7 +153,9 @@ def parsed(content: str, where: str) -> StoreManifest:
         days = {
             date.fromisoformat(day): tuple(_entry(entry) for entry in entries) for day, entries in data["days"].items()
         }
-        samples = {name: SamplesFile(**samples_file) for name, samples_file in data.get("samples", {}).items()}
+        samples = {
+            name: SamplesFile(**_fields_of(SamplesFile, entry)) for name, entry in data.get("samples", {}).items()
+        }
         removed = [
             RemovedPart(date.fromisoformat(day), name, float(removed_at))
             for day, name, removed_at in data.get("removed", [])
@@ -162,9 +165,15 @@ def parsed(content: str, where: str) -> StoreManifest:
         raise AffinodeError(f"{where}: is damaged: {error!r}", hint=_HINT) from error
 
 
-def _entry(data: Mapping[str, object]) -> PartEntry:
-    names = data.get("names", [])
-    entry = PartEntry(**{**data, "names": tuple(_name_of(name) for name in names)})  # type: ignore[arg-type, attr-defined]
+def _fields_of(kind: type[PartEntry | SamplesFile], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that are fields of ``kind``: a later release may add others to this version."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _entry(data: Mapping[str, Any]) -> PartEntry:
+    names = tuple(_name_of(name) for name in data.get("names", []))
+    entry = PartEntry(**{**_fields_of(PartEntry, data), "names": names})
     if not _NAME.fullmatch(entry.name):
         raise ValueError(entry.name)
     return entry

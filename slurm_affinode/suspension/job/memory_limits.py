@@ -603,7 +603,7 @@ def _decoded(text: str) -> _Raised:
     value = json_values.table(json_values.loads(text))
     if value.pop("version", None) != _VERSION:
         raise ValueError("its version is unknown")
-    record = json_values.record(_Raised, value)
+    record = json_values.record(_Raised, value, strict=False)
     for limit in record.limits:
         if limit.name not in _USAGE or not limit.written or min(limit.before, *limit.written) < 0:
             raise ValueError(f"{limit.name!r:.60} is not a limit that was raised")

@@ -46,6 +46,15 @@ def test_record_is_built_from_its_types() -> None:
     assert json_values.record(Inner, {"name": "x", "later": 1}, strict=False) == Inner("x")
 
 
+def test_unknown_keys_of_nested_records_are_ignored_too() -> None:
+    inner = {"name": "x", "later": 1}
+    value = {**GOOD, "inner": inner, "all": [inner]}
+    record = json_values.record(Outer, value, strict=False)
+    assert (record.inner, record.all) == (Inner("x"), (Inner("x"),))
+    with pytest.raises(ValueError, match="Inner: unknown later"):
+        json_values.record(Outer, value)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"count": "1"}, {"count": True}, {"count": 1.0},

@@ -17,6 +17,7 @@ from slurm_affinode.model.finding import JobAttempt
 from slurm_affinode.model.job_summary import JobSummary
 from slurm_affinode.pipeline import job_files
 from slurm_affinode.pipeline.job_files import NoSummaryError
+from slurm_affinode.report import job_text
 
 NOW = datetime(2026, 11, 20, 2, tzinfo=UTC)
 UIDS = {"ann": 4711, "bob": 4712}
@@ -217,6 +218,57 @@ def test_damaged_line_does_not_hide_other_jobs(site: Path) -> None:
     assert job_files.read(at, "1").job.job_id == 1
     with pytest.raises(InputError, match=rf"{ME}.jsonl:2: is damaged"):
         job_files.read(at, "2")
+
+
+def later(job: JobSummary, **changes: object) -> dict[str, object]:
+    """The line of a later release of the same version: it has further keys, also in its records."""
+    value = {**job.as_json(), "carbon": {"kg": 1.5}, **changes}
+    value["job"] = {**value["job"], "queue_s": 4.0}
+    uses = (("network", None), ("cpu", "throttled"), ("memory", "not-recorded"))
+    value["uses"] = [
+        {"key": key, "share": None, "used": None, "total": None, "unit": "%", "reason": reason, "note": "", "peak": 1}
+        for key, reason in uses
+    ]
+    return value
+
+
+def test_keys_of_a_later_release_are_ignored(site: Path) -> None:
+    """Login nodes are upgraded last: a use that this release does not know is left out, its reason not explained."""
+    at = write(site, more=json.dumps(later(summary(1))) + "\n")
+    read = job_files.read(at, "1")
+    assert replace(read, uses=()) == summary(1)
+    assert [job_text.amount(use) for use in read.uses] == [
+        "unknown: for a reason of a later release",
+        "unknown: not recorded in accounting",
+    ]
+
+
+def test_version_of_a_later_release_is_named(site: Path) -> None:
+    """One line says what to do; jobs in a known version are read."""
+    at = write(site, summary(1), more=json.dumps(later(summary(2), version=2, uses="changed")) + "\n")
+    assert job_files.read(at, "1").job.job_id == 1
+    with pytest.raises(InputError, match=rf"{ME}.jsonl:2: has version 2 of the format; this release reads 1") as error:
+        job_files.read(at, "2")
+    assert error.value.hint == "upgrade slurm-affinode on this machine"
+
+
+@only_root
+def test_publication_keeps_lines_of_a_later_release(site: Path) -> None:
+    """After a downgrade of the report machine they are published as they are."""
+    publish(site, summary(1))
+    line = json.dumps(later(summary(1))) + "\n"
+    (site / "copies" / "4711.jsonl").write_text(line)
+    publish(site, summary(2, days=2))
+    assert line in (site / "jobs" / "4711.jsonl").read_text()
+
+
+@only_root
+def test_published_summary_has_keys_of_release_0_9_only(site: Path) -> None:
+    """Its readers refuse others; a line in AdminComment is published all the same."""
+    publish(site, summary(1), replace(summary(2, days=2), admin_comment="gpu 10 %"))
+    first, second = ((site / "jobs" / "4711.jsonl").read_text()).splitlines()
+    assert json.loads(first)["admin_comment"] == "gpu 10 %"
+    assert "admin_comment" not in json.loads(second)
 
 
 def test_reader_trusts_no_other_file(site: Path) -> None:

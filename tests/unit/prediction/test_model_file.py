@@ -52,6 +52,18 @@ def test_other_files_are_rejected_by_name(
         model_file.read(path)
 
 
+def test_keys_of_a_later_release_are_ignored(tmp_path: Path, model: ModelFile) -> None:
+    """Report and login nodes may have different releases; the digest covers all keys."""
+    path = tmp_path / "m.json"
+    model_file.write(path, model)
+    document = json.loads(path.read_text())
+    document["targets"][0]["later"] = 1
+    content = {key: value for key, value in document.items() if key not in ("format", "version", "sha256")}
+    content["later"] = [1]
+    path.write_text(json.dumps({**document, **content, "sha256": model_file._digest(content)}))
+    assert model_file.read(path) == model
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -187,6 +187,16 @@ def test_file_in_use_is_not_replaced(node: Node, how: str) -> None:
     assert node.restore() == [str(node.psm)]
 
 
+def test_record_of_a_later_release_counts(node: Node) -> None:
+    """An agent ignores keys that its release does not know."""
+    killed(node)
+    path = node.records.of(KEY, node.user.uid).path
+    value = json.loads(path.read_text())
+    files = {name: {**identity, "later": 1} for name, identity in value["files"].items()}
+    path.write_text(json.dumps({**value, "files": files, "later": 1}))
+    assert node.restore() == [str(node.psm)]
+
+
 @pytest.mark.parametrize("change", ["user", "version", "earlier job", "other path", "damaged", "large", "none"])
 def test_record_that_does_not_belong_to_the_job_permits_nothing(
     node: Node, change: str, monkeypatch: pytest.MonkeyPatch

@@ -429,6 +429,28 @@ def test_record_of_another_job_counts_for_nothing(site: Site) -> None:
     assert replace(site.record, submit=0).read().periods == ()
 
 
+def test_record_of_a_later_release_counts(site: Site) -> None:
+    """An agent ignores keys that its release does not know, and names a version that it does not know."""
+    site.record.write(lambda facts: replace(facts, required="c1"))
+    value = json.loads(site.record.path.read_text())
+    site.record.path.write_text(json.dumps({**value, "later": 1}))
+    assert site.record.read().required == "c1"
+    site.record.path.write_text(json.dumps({**value, "required": ["c1"], "version": 2}))
+    with pytest.raises(RecordError, match="cannot be read: its version is unknown"):
+        site.record.read()
+
+
+def test_index_of_a_later_release_is_refused_by_its_version(site: Site) -> None:
+    """A restore must not leave out what it does not know: the job is held with its image."""
+    (site.tmp / "file").write_text("x")
+    site.save()
+    index = json.loads(site.index())
+    for change, reason in (({"version": 2, "files": {}}, "its version is unknown"), ({"later": 1}, "unknown later")):
+        (site.image / INDEX).write_text(json.dumps({**index, **change}))
+        with pytest.raises(RestoreFailed, match=reason):
+            site.restore_files()
+
+
 def test_record_that_cannot_be_read_is_kept(site: Site) -> None:
     """When the job was on this node is not known; files of killed attempts are not replaced."""
     site.record.write(lambda facts: facts)

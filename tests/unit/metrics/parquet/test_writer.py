@@ -196,6 +196,20 @@ def test_damaged_manifest_and_tables_are_reported(store: SampleStore, samples: S
 
 
 @in_directory
+def test_keys_of_a_later_release_in_the_manifest_are_ignored(store: SampleStore, samples: Samples) -> None:
+    """A change that an older release must not ignore gets another version."""
+    store.ingest(samples([1.0]), source="a")
+    path = store.root / manifest.FILE
+    data = json.loads(path.read_text())
+    for entries in data["days"].values():
+        for entry in entries:
+            entry["later"] = 1
+    path.write_text(json.dumps({**data, "later": 1, "samples": {"1": {"size": 1, "digest": "x", "later": 1}}}))
+    assert manifest.load(store.root).samples == {"1": manifest.SamplesFile(1, "x")}
+    assert len(store.scan().collect()) == 1
+
+
+@in_directory
 def test_samples_without_manifest_are_kept_and_reported(store: SampleStore, samples: Samples) -> None:
     """A partly restored backup looks like this: nothing is read, written or deleted. New stores begin with it."""
     store.ingest(samples([1.0]), source="a")

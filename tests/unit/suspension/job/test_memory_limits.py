@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -471,6 +472,18 @@ def test_damaged_record_is_dropped(site: CgroupSite, text: str) -> None:
     (site.root / "records" / "7.json").write_text(text)
     site.limits().tend(list, unexpected)
     assert site.records() == []
+
+
+def test_record_of_a_later_release_is_used(site: CgroupSite) -> None:
+    """A limit that a later release has raised is lowered after a downgrade of the node."""
+    site.add(7, PID, 4 * GIB, GIB)
+    site.limits().make_room(7, INIT, 8 * GIB, spare)
+    (path,) = (site.root / "records").iterdir()
+    value = json.loads(path.read_text())
+    value["limits"] = [{**limit, "later": 1} for limit in value["limits"]]
+    path.write_text(json.dumps({**value, "later": 1}))
+    assert site.limits().lower(7)
+    assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
