@@ -23,7 +23,8 @@ help: ## Show the targets.
 	.uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.6'
 
 # Built with the package, which uv does not install again if only these files are missing.
-LIBRARIES := slurm_affinode/analysis/join/libjoin.so slurm_affinode/base/columns/libcolumns.so
+LIBRARIES := slurm_affinode/analysis/join/libjoin.so slurm_affinode/base/columns/libcolumns.so \
+  slurm_affinode/whatif/profile/libprofile.so
 C_FILES := $(wildcard $(addsuffix *.[ch],$(dir $(LIBRARIES))))
 rebuild = $(if $(filter-out $(wildcard $(LIBRARIES)),$(LIBRARIES)),--reinstall-package slurm-affinode)
 

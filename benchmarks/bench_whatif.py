@@ -4,12 +4,11 @@
     python benchmarks/bench_whatif.py --jobs 0 --logs DIR --pai DIR --pyss DIR
 
 A log of a year is generated with a fixed seed, in the Standard Workload Format. It is read and simulated once for each
-scenario, each in its own process: EASY, EASY-SJBF with the user's last two jobs, first-fit, and first-fit with idle
-jobs that are suspended. Another process trains the predictors of ``predict`` with it. Limits, of CPU time: 60 s for a
-scenario and 120 s for the training of a million jobs; 2 GiB. The ratio of a scenario is to a heap through which as many
-submissions and ends pass, which any event simulation needs; that of the training is to the time of LightGBM in it.
-With ``--conservative``, conservative backfill is simulated as well. Its time grows with the queue, and it misses the
-limit with a million jobs.
+scenario, each in its own process: EASY, EASY-SJBF with the user's last two jobs, conservative backfill, first-fit, and
+first-fit with idle jobs that are suspended. Another process trains the predictors of ``predict`` with it. Limits, of
+CPU time: 60 s for a scenario and 120 s for the training of a million jobs; 2 GiB. The ratio of a scenario is to a heap
+through which as many submissions and ends pass, which any event simulation needs; that of the training is to the time
+of LightGBM in it.
 
 Peers that are not in this repository are run where a checkout is given, with the rows of the validation that they can
 simulate, from ``philly_pollux.csv.gz`` and ``KTH-SP2-1996-2.swf.gz`` below ``--logs`` (docs/whatif.md says where both
@@ -55,10 +54,10 @@ LIMIT_S, TRAINING_LIMIT_S, LIMIT_GIB = 60.0, 120.0, 2.0
 POLICIES = {
     "EASY": SchedulingPolicy("fcfs", "easy", "requested"),
     "EASY-SJBF, last two": SchedulingPolicy("sjf", "easy", "last-two"),
+    "conservative": SchedulingPolicy("fcfs", "conservative", "requested"),
     "first-fit": SchedulingPolicy("fcfs", "first-fit", "actual"),
 }
-_CONSERVATIVE = SchedulingPolicy("fcfs", "conservative", "requested")
-SUSPENDED, TRAINING, CONSERVATIVE = "first-fit, suspended after 15m", "training", "conservative"
+SUSPENDED, TRAINING = "first-fit, suspended after 15m", "training"
 PARTS = (*POLICIES, SUSPENDED, TRAINING)
 RULE = SuspensionRule(900.0, DUMP_S, RESTORE_S)
 TOLERANCE = 1e-6
@@ -98,7 +97,7 @@ def measure(path: Path, part: str) -> dict[str, float]:
         return _train(path)
     log = swf.read(path)
     assert log.capacity is not None
-    policy = _CONSERVATIVE if part == CONSERVATIVE else POLICIES.get(part, POLICIES["first-fit"])
+    policy = POLICIES.get(part, POLICIES["first-fit"])
     prepared = prepare(log, log.capacity, policy, Selection())
     reading_s = time.process_time() - began
     began = time.process_time()
@@ -279,8 +278,8 @@ def _children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _year(jobs: int, directory: Path, parts: tuple[str, ...]) -> bool:
-    """Measure parts with a generated year; return whether the limits are met."""
+def _year(jobs: int, directory: Path) -> bool:
+    """Measure all parts with a generated year; return whether the limits are met."""
     path = directory / "year.swf"
     if not path.exists():
         generate(path, jobs)
@@ -288,7 +287,7 @@ def _year(jobs: int, directory: Path, parts: tuple[str, ...]) -> bool:
     met = True
     ratios = {}
     print(f"{jobs:,} jobs in a year")
-    for part in parts:
+    for part in PARTS:
         done = subprocess.run([*this, f"--only={part}"], check=True, capture_output=True, text=True)
         work = json.loads(done.stdout)
         limit_s = TRAINING_LIMIT_S if part == TRAINING else LIMIT_S
@@ -312,13 +311,12 @@ def main() -> int:
     """Measure and print; return ``MISSED`` if a limit is missed, 1 if a peer has another mean wait."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs of the generated year; 0: none")
-    parser.add_argument("--conservative", action="store_true", help="also simulate conservative backfill")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the generated log in DIR, and use it if there")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="public logs, for the peers")
     parser.add_argument("--pai", type=Path, metavar="DIR", help="PAI's simulator")
     parser.add_argument("--pyss", type=Path, metavar="DIR", help="pyss")
     parser.add_argument("--pyss-python", default="python2.7", metavar="PROGRAM", help="interpreter for pyss")
-    parser.add_argument("--only", choices=(*PARTS, CONSERVATIVE), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if (options.pai or options.pyss) and not options.logs:
         parser.error("--pai and --pyss need --logs")
@@ -330,7 +328,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as temporary:
             directory = options.keep or Path(temporary)
             directory.mkdir(parents=True, exist_ok=True)
-            met = _year(options.jobs, directory, (*PARTS, *((CONSERVATIVE,) if options.conservative else ())))
+            met = _year(options.jobs, directory)
     agree = True
     for title, product, peer in compared(options.logs or Path(), options.pai, options.pyss, options.pyss_python):
         difference = abs(peer.mean_wait_s / product.mean_wait_s - 1)

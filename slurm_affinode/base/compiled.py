@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 from pathlib import Path
 
-LIBRARIES = {"analysis/join": "libjoin.so", "base/columns": "libcolumns.so"}
+LIBRARIES = {"analysis/join": "libjoin.so", "base/columns": "libcolumns.so", "whatif/profile": "libprofile.so"}
 """Directory with C files, in the package -> file name of the library beside them."""
 SYMBOL = "library_sources"
 """Name of the text in a library that contains the digest of its sources."""

@@ -9,16 +9,16 @@ reservations, and with one for each job, the queue is examined once, at the end 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.profile.native import Profile
 from slurm_affinode.whatif.waiting import JOB_BITS, JOB_MASK, NONE, BackfillQueue, SizeClasses
 
 Ints = npt.NDArray[np.int64]
@@ -142,14 +142,14 @@ class _Pool:
         """Jobs by the order of their starts."""
         self._ends: list[int] = []
         self._corrections: list[int] = []
-        self._reservations: list[int] = []
-        """Times at which a reservation begins, or began before it was moved."""
+        self._reservation = _LATE
+        """Time at which the next reservation begins."""
         self._prepare()
 
     def run(self) -> None:
         """Run until all jobs have started."""
         submit, ends, corrections, wakes = self._submit, self._ends, self._corrections, self._wakes
-        reservations, learns = self._reservations, self._estimates.learns
+        learns = self._estimates.learns
         continued = {row for row, _ in self._next.values()}
         arrivals = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
         position, count = 0, len(arrivals)
@@ -161,10 +161,7 @@ class _Pool:
                 now = ends[0] >> JOB_BITS
             if corrections and corrections[0] >> JOB_BITS < now:
                 now = corrections[0] >> JOB_BITS
-            if reservations and reservations[0] < now:
-                now = reservations[0]
-            while reservations and reservations[0] <= now:
-                heappop(reservations)
+            now = min(now, self._reservation)
             later = (now + 1) << JOB_BITS
             while corrections and corrections[0] < later:
                 self._correct(heappop(corrections) & JOB_MASK, now)
@@ -382,93 +379,6 @@ class _Easy(_Pool):
             self._begin_job(job, now)
 
 
-class _Profile:
-    """Free units from each breakpoint to the next; the last one holds forever."""
-
-    def __init__(self, now: int, units: int) -> None:
-        self._times = [now]
-        self._free = [units]
-
-    def advance(self, now: int) -> None:
-        """Forget what was before ``now``."""
-        past = bisect_right(self._times, now) - 1
-        if past > 0:
-            del self._times[:past], self._free[:past]
-        self._times[0] = max(self._times[0], now)
-
-    def add(self, start: int, end: int, units: int) -> None:
-        """Add ``units`` (negative: subtract) from ``start``, at or after the first breakpoint, to ``end``."""
-        if start >= end:
-            return
-        first, last = self._breakpoint(start), self._breakpoint(end)
-        for index in range(first, last):
-            self._free[index] += units
-        for index in (last, first):  # equal neighbors would let the profile grow with each job
-            if 0 < index < len(self._free) and self._free[index] == self._free[index - 1]:
-                del self._times[index], self._free[index]
-
-    def earliest(self, units: int, span: int) -> int:
-        """Return the earliest time from which ``units`` are free for ``span``."""
-        times, free = self._times, self._free
-        start = -1
-        for index, time in enumerate(times):
-            if free[index] < units:
-                start = -1
-                continue
-            if start < 0:
-                start = time
-            if index + 1 == len(times) or times[index + 1] - start >= span:
-                return start
-        raise ValueError(f"{units} units are never free")
-
-    def earlier(self, units: int, span: int, before: int) -> int:
-        """Return the earliest time before ``before`` to which a reservation of ``units`` for ``span`` can be moved.
-
-        The reservation begins at ``before``, and its units are not free. Without such a time, ``before`` is returned.
-        """
-        times, free = self._times, self._free
-        start = -1
-        for index, time in enumerate(times):
-            if time >= before:  # from here on, its own units are enough
-                break
-            if free[index] < units:
-                start = -1
-                continue
-            if start < 0:
-                start = time
-            if index + 1 < len(times) and times[index + 1] - start >= span:
-                break
-        return before if start < 0 else start
-
-    def first_times(self) -> _FirstTimes:
-        """Return when numbers of units are free for the first time."""
-        return _FirstTimes(self._times, self._free)
-
-    def _breakpoint(self, time: int) -> int:
-        """Return the place of a breakpoint at ``time``, which is inserted if there is none."""
-        index = bisect_right(self._times, time) - 1
-        if self._times[index] == time:
-            return index
-        self._times.insert(index + 1, time)
-        self._free.insert(index + 1, self._free[index])
-        return index + 1
-
-
-class _FirstTimes(dict[int, int]):
-    """Number of units -> the first time at which as many are free; computed when it is needed."""
-
-    def __init__(self, times: list[int], free: list[int]) -> None:
-        super().__init__()
-        self._times = times
-        self._most = list(accumulate(free, max))
-
-    def __missing__(self, units: int) -> int:
-        """Return a time after all others if they are never free."""
-        index = bisect_left(self._most, units)
-        time = self[units] = self._times[index] if index < len(self._most) else _LATE
-        return time
-
-
 class _Conservative(_Pool):
     """Each waiting job has a reservation; others start before it if they delay none of these.
 
@@ -478,14 +388,9 @@ class _Conservative(_Pool):
     """
 
     def _prepare(self) -> None:
-        self._profile = _Profile(0, self._free)
-        self._capacity = self._free
-        self._reserved: dict[int, int] = {}
-        """Waiting job -> start of its reservation."""
-        self._starting: dict[int, int] = {}
-        """Start of reservations -> their number."""
+        self._profile = Profile(np.array(self._units, np.int64), self._free)
         self._in_order: list[int] = []
-        """Keys and waiting jobs, ascending."""
+        """Keys and waiting jobs, ascending: the queue of the profile."""
         self._new: list[int] = []
         self._running: dict[int, int] = {}
         """Number of each running job -> estimated end."""
@@ -509,65 +414,34 @@ class _Conservative(_Pool):
             self._ended_early = True
 
     def _finish(self, now: int) -> None:
-        self._profile.advance(now)
+        profile, in_order, known = self._profile, self._in_order, self._estimates.known
+        profile.advance(now)
         if self._outrun:
             self._reserve_anew(now)
         elif self._ended_early:
-            self._move_forward()
+            profile.move_forward()
         self._outrun = self._ended_early = False
         for job in self._new:
-            insort(self._in_order, self._key(job) << JOB_BITS | job)
-            self._reserve(job)
+            entry = self._key(job) << JOB_BITS | job
+            position = bisect_left(in_order, entry)
+            in_order.insert(position, entry)
+            profile.reserve(position, job, known[job])
         self._new.clear()
-        if not self._starting.pop(now, 0):
-            return
-        due = [entry for entry in self._in_order if self._reserved[entry & JOB_MASK] <= now]
-        for entry in due:
-            job = entry & JOB_MASK
-            del self._in_order[bisect_left(self._in_order, entry)]
-            del self._reserved[job]
-            estimate = self._estimates.known[job]
+        due, self._reservation = profile.take_due(now)
+        jobs = [in_order[position] & JOB_MASK for position in due]
+        for position in reversed(due):
+            del in_order[position]
+        for job in jobs:
             number = self._start(job, now)
-            self._running[number] = now + estimate
+            self._running[number] = now + known[job]
             if after := self._estimates.correction(job, self._run[job]):
                 heappush(self._corrections, (now + after) << JOB_BITS | number)
 
-    def _move_forward(self) -> None:
-        """Give each waiting job, in order, an earlier reservation if there is one."""
-        profile, units, estimates, reserved = self._profile, self._units, self._estimates.known, self._reserved
-        first_times = profile.first_times()
-        for entry in self._in_order:
-            job = entry & JOB_MASK
-            before = reserved[job]
-            if first_times[units[job]] >= before:
-                continue
-            start = profile.earlier(units[job], estimates[job], before)
-            if start < before:
-                profile.add(before, before + estimates[job], units[job])
-                self._hold(job, start)
-                first_times = profile.first_times()
-                remaining = self._starting[before] - 1
-                if remaining:
-                    self._starting[before] = remaining
-                else:
-                    del self._starting[before]
-
-    def _reserve(self, job: int) -> None:
-        self._hold(job, self._profile.earliest(self._units[job], self._estimates.known[job]))
-
-    def _hold(self, job: int, start: int) -> None:
-        self._profile.add(start, start + self._estimates.known[job], -self._units[job])
-        self._reserved[job] = start
-        self._starting[start] = self._starting.get(start, 0) + 1
-        heappush(self._reservations, start)
-
     def _reserve_anew(self, now: int) -> None:
-        self._profile = _Profile(now, self._capacity)
-        self._starting.clear()
+        self._profile.clear(now)
         for number, expected in self._running.items():
             self._profile.add(now, expected, -self._units[self._begun[number]])
-        for entry in self._in_order:
-            self._reserve(entry & JOB_MASK)
+        self._profile.reserve_all()
 
 
 _POOLS: dict[str, type[_Pool]] = {

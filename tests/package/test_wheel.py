@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_affinode.base import compiled
 from slurm_affinode.base.extras import LIBRARIES
 
 from .environments import REPOSITORY
@@ -15,14 +16,14 @@ from .environments import REPOSITORY
 pytestmark = pytest.mark.slow
 
 
-def test_wheel_contains_templates_sql_and_the_join(wheel: Path) -> None:
+def test_wheel_contains_templates_sql_and_libraries(wheel: Path) -> None:
     """Every file of reports/ and sql/ is in the wheel, and no file of tests/ or benchmarks/."""
     names = set(zipfile.ZipFile(wheel).namelist())
     for top in ("reports", "sql"):
         files = [p for p in (REPOSITORY / top).rglob("*") if p.is_file()]
         assert files
         assert {f"slurm_affinode/_assets/{p.relative_to(REPOSITORY)}" for p in files} <= names
-    assert "slurm_affinode/analysis/join/libjoin.so" in names
+    assert {f"slurm_affinode/{directory}/{name}" for directory, name in compiled.LIBRARIES.items()} <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 

@@ -103,6 +103,17 @@ def test_schedule_of_a_queue_that_grows_and_shrinks_does_not_depend_on_its_index
             assert simulate(workload(jobs), CAPACITY, policy).tolist() == starts
 
 
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy.backfill == "conservative"], ids=str)
+@given(jobs=logs(most=40))
+@settings(max_examples=20)
+def test_schedule_of_many_reservations_is_that_of_the_rules(policy: SchedulingPolicy, jobs: list[Job]) -> None:
+    """All jobs are submitted in the first ten seconds, so that most of them wait."""
+    jobs = [replace(job, submit=number // 4) for number, job in enumerate(jobs)]
+    jobs.sort(key=lambda job: (job.submit, job.number))
+    expected = schedule([replace(job) for job in jobs], CAPACITY, policy.order, policy.backfill, policy.times)
+    assert simulate(workload(jobs), CAPACITY, policy).tolist() == expected
+
+
 @contextmanager
 def queue_limits(many: int, few: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
