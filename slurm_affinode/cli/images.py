@@ -150,6 +150,8 @@ def _print(listing: _Listed) -> None:
         ("job", "seq", "user", "from", f"dumped ({zone()})", "GPUs", "GPU memory", "size", "tiers"),
         _rows(listing.sound, listing.begun),
         right=("seq", "GPUs", "GPU memory", "size"),
+        whole=(f"dumped ({zone()})",),
+        minor=("seq", "GPU memory", "GPUs", f"dumped ({zone()})", "from"),
     )
     for tier, usage in listing.usage:
         limit = "" if usage.quota is None else f" of {size(usage.quota)}"

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -291,11 +291,12 @@ def print_table(
 ) -> None:
     """Print a table. Cells are plain text, never markup, so that a hostile name is shown literally.
 
-    Control characters in cells are replaced: a job name must not control the terminal. The words in columns
-    ``whole`` are not broken on a terminal of at least 80 columns, numbers (``right``) on none. Where a table with
-    ``minor`` columns does not fit, headings are broken between words, and then the first of these columns are left out
-    until it does; a line below names them. ``wide``: print every column, and break
-    no line; ``None``: the command has no option --wide.
+    Control characters in cells are replaced: a job name must not control the terminal. Where a table does not fit,
+    headings and cells are broken between words, except for the cells of columns ``right`` (numbers) and ``whole``.
+    If it does not fit then, the first of the columns ``minor`` are left out until it does; a line below names them.
+    Only without them, cells of all columns are broken between words, and at last words, those of sentences first. No
+    number is broken: if that is not enough, lines are longer than the terminal. ``wide``: print every column, and
+    break no line; ``None``: the command has no option --wide.
     """
     from rich.console import Console  # noqa: PLC0415 - what answers in JSON starts in half the time without rich
     from rich.markup import escape  # noqa: PLC0415
@@ -307,21 +308,23 @@ def print_table(
     shown = None if title is None else escape(printable(title))
     table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
     cells = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
-    headings, left_out = list(columns), list[str]()
-    if minor and not wide:
-        headings, left_out = _fitted(columns, cells, right, minor, console.width)
-    for column, heading in zip(columns, headings, strict=True):
-        if column not in left_out:
-            table.add_column(
-                heading, justify="right" if column in right else "left", overflow="fold",
-                no_wrap=column in right or (column in whole and console.width >= _USUAL_WIDTH),
-            )  # fmt: skip
+    terminal = console.width
+    layout = _Layout.of(columns, cells, terminal, right=right, whole=whole, minor=minor)
+    console.width = max(terminal, _line(layout.widths))
+    for place, size in layout.widths.items():
+        column = columns[place]
+        heading = column if size >= len(column) else column.replace(" ", "\n")
+        table.add_column(
+            heading, width=size, overflow="fold", justify="right" if column in right else "left",
+            no_wrap=place in layout.kept,
+        )  # fmt: skip
     for row in cells:
-        table.add_row(*(Text(cell) for column, cell in zip(columns, row, strict=True) if column not in left_out))
+        table.add_row(*(Text(row[place]) for place in layout.widths))
     console.print(table)
-    if left_out:
-        option = "--json" if wide is None else "--wide"
-        console.print(Text(printable(left_out_note(console.width, left_out, option))), highlight=False)
+    if layout.left_out:
+        console.width = terminal
+        note = left_out_note(terminal, layout.left_out, "--json" if wide is None else "--wide")
+        console.print(Text(printable(note)), highlight=False)
 
 
 def left_out_note(width: int, columns: Sequence[str], option: str) -> str:
@@ -329,32 +332,75 @@ def left_out_note(width: int, columns: Sequence[str], option: str) -> str:
     return f"Not shown on {width} columns: {', '.join(columns)} ({option} has them)"
 
 
-_USUAL_WIDTH = 80
 _UNLIMITED = 10_000
 """Characters of a line that is not broken."""
+_LONGEST_WORD = 40
+"""Characters of a word that is not broken, such as the name of a node with a port."""
+_SPACES = 3
+"""Spaces of a cell that is a sentence, also in a column of numbers: ``1d 3h 15m 20s`` is broken, ``3h 15m 20s`` not."""
 _LEAST_TEXT = 12
-"""Characters of a column of text, which may be broken, where a table does not fit."""
+"""Characters of a column of text where words are broken, too."""
 
 
-def _fitted(
-    columns: Sequence[str], cells: Sequence[Sequence[str]], right: Collection[str], minor: Sequence[str], width: int
-) -> tuple[list[str], list[str]]:
-    """Return the headings, broken between words if need be, and the columns to leave out in ``width`` characters."""
-    longest = [max((len(row[place]) for row in cells), default=0) for place in range(len(columns))]
-    if sum(map(max, longest, map(len, columns))) + 2 * (len(columns) - 1) <= width:
-        return list(columns), []
-    broken = [column.replace(" ", "\n") for column in columns]
-    least = {
-        column: max(*map(len, column.split(" ")), cell if column in right else min(cell, _LEAST_TEXT))
-        for column, cell in zip(columns, longest, strict=True)
-    }
-    left_out: list[str] = []
-    for column in minor:
-        if sum(size + 2 for size in least.values()) - 2 <= width:
-            break
-        if least.pop(column, None) is not None:
-            left_out.append(column)
-    return broken, left_out
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """Columns of a table for a terminal."""
+
+    widths: Mapping[int, int]
+    """Place of each column that is shown -> its width."""
+    left_out: Sequence[str]
+    kept: Collection[int]
+    """Places of columns whose cells are not broken between words."""
+
+    @classmethod
+    def of(
+        cls, columns: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, right: Collection[str],
+        whole: Collection[str], minor: Sequence[str],
+    ) -> _Layout:  # fmt: skip
+        """Return the layout for a terminal of ``width`` characters; see ``print_table``."""
+        from rich.cells import cell_len  # noqa: PLC0415 - see print_table
+
+        texts = [{row[place] for row in cells} for place in range(len(columns))]
+        longest = [max(map(cell_len, values), default=0) for values in texts]
+        widths = {place: max(cell_len(column), longest[place]) for place, column in enumerate(columns)}
+        if _line(widths) <= width:
+            return cls(widths, [], frozenset())
+        heads = [_longest_word([column]) for column in columns]
+        words = [_longest_word(values) for values in texts]
+        sentences = {place for place, values in enumerate(texts) if any(text.count(" ") >= _SPACES for text in values)}
+        kept = {place for place, column in enumerate(columns) if column in {*right, *whole} and place not in sentences}
+        least = {
+            place: max(head, longest[place] if place in kept else min(words[place], _LONGEST_WORD))
+            for place, head in enumerate(heads)
+        }
+        left_out: list[str] = []
+        for column in minor:
+            if _line(least) <= width:
+                break
+            if column in columns:
+                del least[columns.index(column)]
+                left_out.append(column)
+        if _line(least) > width:
+            kept = set()
+            least = {place: max(heads[place], min(words[place], size)) for place, size in least.items()}
+        for place in sorted(least, key=lambda place: (place in sentences, place), reverse=True):
+            if (excess := _line(least) - width) > 0 and columns[place] not in right:
+                least[place] = max(heads[place], min(least[place], _LEAST_TEXT), least[place] - excess)
+        widths = {place: max(heads[place], longest[place]) for place in least}
+        while _line(widths) > width and (longer := [place for place in widths if widths[place] > least[place]]):
+            widths[max(longer, key=widths.__getitem__)] -= 1
+        return cls(widths, left_out, frozenset(kept))
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    from rich.cells import cell_len  # noqa: PLC0415 - see print_table
+
+    return max(map(cell_len, {word for text in texts for word in text.split()}), default=0)
+
+
+def _line(widths: Mapping[int, int]) -> int:
+    """Return the length of a line with two spaces between columns."""
+    return sum(width + 2 for width in widths.values()) - 2
 
 
 def echo(*lines: object) -> None:

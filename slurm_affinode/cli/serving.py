@@ -141,7 +141,10 @@ def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, d
         rows = [_row(engine, examined.until) for engine in engines]
         if rows:
             print_table(
-                ("engine", "model", "address", "job", "user", "now", "since", "worst"), rows, whole=("now", "worst")
+                ("engine", "model", "address", "job", "user", "now", "since", "worst"),
+                rows,
+                whole=("now", "worst"),
+                minor=("engine", "since", "user", "model", "job", "now"),
             )
         else:
             echo("no engine matches")

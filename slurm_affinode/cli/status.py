@@ -83,7 +83,7 @@ def _status_of_nodes(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> 
     elif job_rows:
         print_table(
             ("job", "user", "node", "state", "idle", "GPU memory", "next"), (_line(row) for row in job_rows),
-            right=("job", "GPU memory"),
+            right=("job", "GPU memory"), minor=("GPU memory", "user", "node"),
         )  # fmt: skip
     elif not problems:
         echo("No job of yours is watched or suspended.")

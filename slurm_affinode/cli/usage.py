@@ -137,7 +137,8 @@ def users(
         [[row[group] or "?", *(_amount(row[name]) for name in shown), row["users" if group == "job" else "partitions"]]
          for row in rows.head(top).iter_rows(named=True)],
         right=[name.replace("_", " ") for name in shown],
-        minor=(whose, "oom", "timeout", "cancelled", "failed", "completed", "core hours", "cores now", "waiting"),
+        minor=(whose, "oom", "timeout", "cancelled", "failed", "completed", "core hours", "cores now", "waiting",
+               "gpus now", "running", "gpu jobs"),
         wide=wide,
     )  # fmt: skip
     if not now:
@@ -201,7 +202,9 @@ def queue(
           "" if job.submitted is None else clock(job.submitted), job.reason,
           *(texts.get(job.id, "") for texts in columns.values())) for job in waits[:top]],
         right=("GPUs", "cores", "nodes", "waits"),
-        minor=("qos", "nodes", "cores", f"submitted ({zone()})", "partition"),
+        whole=(f"submitted ({zone()})",),
+        minor=("qos", "nodes", "cores", f"submitted ({zone()})", "partition", "predicted", "reason",
+               "GPUs free in"),
         wide=wide,
     )  # fmt: skip
     if len(waits) > top:

@@ -410,6 +410,7 @@ def _pool_servers(
         title=f"{counted(comparison.servers, 'server')}, {counted(comparison.requests, 'request')} in "
         f"{span(comparison.span_s)}",
         right=headings,
+        minor=("wait p95", "wait for a wake", "most awake", "cold", "warm", "hot", "wakes a day"),
     )  # fmt: skip
     echo()
     echo(f"A GPU for each server: {comparison.gpu_hours:,.0f} GPU-hours.")
@@ -558,7 +559,8 @@ def _validate(directory: Path, *, as_json: bool) -> int:
         return int(missed > 0)
     for log, title in (("kth", "KTH-SP2"), ("philly", "Philly")):
         headings, cells = validation.table([row for row in compared if row.log == log])
-        print_table(headings, cells, title=title, right=[name for name in headings if name not in _WORDS])
+        print_table(headings, cells, title=title, right=[name for name in headings if name not in _WORDS],
+                    minor=("jobs", "times"))  # fmt: skip
         echo()
     worst = max(row.difference for row in compared)
     echo(f"Largest difference: {worst:.1e}" + (f"; {missed} above {validation.TOLERANCE:.0%}" if missed else ""))
@@ -668,6 +670,7 @@ def _show_replay(replay: ClusterReplay, more_gpus: int) -> None:
           *(span(value) for value in (row.recorded_mean_s, row.before_mean_s, row.before_median_s, row.before_p95_s,
                                       row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in replay.waits],
         title="Waits: recorded mean; replayed as it was; replayed with the change", right=headings[1:],
+        minor=("p95", "p95 then", "median", "median then", "recorded"),
     )  # fmt: skip
     if replay.idle_risk:
         echo()
@@ -685,6 +688,7 @@ def _show_replay(replay: ClusterReplay, more_gpus: int) -> None:
               f"{gain.gpu_hours_used:,.1f}", f"{gain.wakes_per_day:,.1f}", f"{gain.suspended_jobs:,}",
               _with_range(gain.saved_wait_mean_s, gain.saved_wait_interval_s) + " s") for gain in replay.sweep],
             title="Idle time before a suspension (95 % intervals: bootstrap of days)", right=columns,
+            minor=("suspended jobs", "wakes per day"),
         )  # fmt: skip
     for reason, number in replay.left_out.items():
         warn(f"{replay.cluster}: left out: {counted(number, 'job')} {reason}")
@@ -709,6 +713,7 @@ def _show_idle_risk(replay: ClusterReplay) -> None:
         [(name(row.least_pct), f"{row.jobs:,}", f"{row.gpu_hours:,.1f} h", f"{row.idle_gpu_hours:,.1f} h",
           percent(row.idle_gpu_hours / row.gpu_hours), f"{row.gpu_hours_returned:,.1f} h") for row in replay.idle_risk],
         title=f"By the idle time that is predicted at the submission ({replay.idle_predictor})", right=headings[1:],
+        minor=("idle share", "GPU-hours"),
     )  # fmt: skip
 
 
@@ -722,7 +727,8 @@ def _show_pools(replay: ClusterReplay) -> None:
             f"{pool.nodes:,}", f"{pool.gpus:,}", f"{pool.jobs:,}",
             *("" if value is None else span(value) for value in means),
         ))  # fmt: skip
-    print_table(columns, rows, title="Pools: jobs that compete for the same GPUs", right=columns[2:])
+    print_table(columns, rows, title="Pools: jobs that compete for the same GPUs", right=columns[2:],
+                minor=("nodes", "recorded", "GPU models", "jobs"))  # fmt: skip
 
 
 def _ratio(value: float | None) -> str:

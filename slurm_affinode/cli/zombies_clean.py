@@ -304,7 +304,7 @@ class Session:
                 for outcome in shown
             ]  # fmt: skip
             if rows:
-                print_table(("action", "target", "kind", "user", "result", "why"), rows)
+                print_table(("action", "target", "kind", "user", "result", "why"), rows, minor=("kind", "user"))
             hidden = sum(outcome.action.code in QUIET for outcome in outcomes) if not self.request.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} users are to be warned (--warn)" if untold else ""

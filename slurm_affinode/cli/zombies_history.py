@@ -76,6 +76,8 @@ def history(
             (clock(row.at, seconds=True), row.actor, row.verb, row.result, row.job, row.user, row.node, row.reason)
             for row in rows
         ],
+        whole=(f"at ({zone()})",),
+        minor=("who", "node", "user", "verb"),
     )
     return 0
 

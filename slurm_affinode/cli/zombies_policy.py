@@ -144,7 +144,8 @@ def _print_replay(replays: list[site_policy.Replayed], since: datetime, until: d
     if not rows:
         echo("  nothing")
         return
-    print_table(("at", "action", "number", "target", "user", "kind", "why"), rows)
+    columns = ("at", "action", "number", "target", "user", "kind", "why")
+    print_table(columns, rows, right=("number",), whole=("at",), minor=("number", "kind", "user"))
     counts: dict[str, int] = {}
     for replayed in replays:
         counts[replayed.action.verb] = counts.get(replayed.action.verb, 0) + 1

@@ -85,6 +85,61 @@ def test_table_that_does_not_fit_leaves_columns_out(
     assert max(map(len, note), default=0) <= max(width, len("partition,"))
 
 
+NAMES = tuple(f"{kind}-{'x' * 40}"[:32] for kind in ("user", "node", "part"))
+
+
+TABLES: dict[str, tuple[dict[str, str], dict[str, tuple[str, ...]]]] = {
+    "users": (
+        {"user": NAMES[0], "jobs": "12,345", "gpu hours": "123,456.7", "core hours": "9,123,456.7", "node": NAMES[1]},
+        {"right": ("jobs", "gpu hours", "core hours"), "minor": ("node", "core hours")},
+    ),
+    "history": (
+        {"at": "2026-11-02 10:15", "verb": "end", "user": NAMES[0], "what": f"idle in {NAMES[2]}, 3h 15m of it"},
+        {"whole": ("at",), "minor": ("user", "verb")},
+    ),
+    "figures": (
+        {"figure": "mean wait, with enough GPUs free", "value": "1,234.5 h (1,000.1 to 2,000.2, by days)"},
+        {"right": ("value",)},
+    ),
+}
+"""Column -> cell, and the options of ``print_table``."""
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+@pytest.mark.parametrize("table", TABLES)
+def test_names_and_numbers_are_never_broken(
+    width: int, table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of 32 characters: columns are left out in their order, and sentences are broken between words."""
+    cells, places = TABLES[table]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    options.print_table(tuple(cells), [tuple(cells.values())], **places)
+    text = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    rows, _, note = text.partition("Not shown on")
+    left_out = note.partition("columns: ")[2].partition(" (--json")[0].replace("\n", " ").split(", ") if note else []
+    assert left_out == list(places.get("minor", ())[: len(left_out)])
+    for column, cell in cells.items():
+        assert column in left_out or set(cell.split()) <= set(rows.split()), (column, rows)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_columns_may_have_the_same_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    options.print_table(("", "published", "published", ""), [("a", "1", "2", "b")], right=("published",))
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a", "1", "2", "b"]
+
+
+def test_number_is_not_broken_on_a_terminal_that_is_too_narrow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line is longer than the terminal, which wraps it; text is folded first."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    columns = ("name", "jobs", "hours")
+    options.print_table(columns, [("a-long-name-of-a-user", "12,345,678", "1,234,567.8")], right=columns[1:])
+    assert "12,345,678  1,234,567.8\n" in capsys.readouterr().out
+
+
 def test_wide_table_has_every_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On any terminal, without broken lines; a command with --wide names it where columns are left out."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
