@@ -1,4 +1,4 @@
-// Reservations of waiting jobs, one for each. They are looked at after each end of a job before its estimate: with a long queue,
+// Reservations of waiting jobs, one for each. They are examined after each end of a job before its estimate: with a long queue,
 // nearly all of the time of a simulation.
 
 #include <stdbool.h>
