@@ -55,17 +55,50 @@
     box.parentNode.insertBefore(tools, box);
     var rows = Array.prototype.slice.call(table.tBodies[0].rows);
     var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
+    var field = null; /* the link of a field of the map of GPUs whose jobs are shown */
+    var clear = document.createElement("button");
+    clear.type = "button";
+    clear.textContent = "Show all jobs";
+    clear.hidden = true;
+    tools.append(clear);
+    function on(row, number) { /* data-g: numbers of fields, as in "0-7 12" */
+      return (row.getAttribute("data-g") || "").split(" ").some(function (part) {
+        var ends = part.split("-");
+        return ends[0] !== "" && number >= Number(ends[0]) && number <= Number(ends[ends.length - 1]);
+      });
+    }
+    function text(number) { return number.toLocaleString("en"); }
     function apply() {
       var words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      var shown = 0;
+      var number = field && Number(field.getAttribute("data-g"));
+      var shown = 0, held = 0;
       rows.forEach(function (row, i) {
-        var hit = words.every(function (word) { return texts[i].indexOf(word) >= 0; });
+        var here = !field || on(row, number);
+        var hit = here && words.every(function (word) { return texts[i].indexOf(word) >= 0; });
         row.hidden = !hit;
         shown += hit ? 1 : 0;
+        held += here ? 1 : 0;
       });
-      count.textContent = words.length ? shown.toLocaleString("en") + " of " + rows.length.toLocaleString("en") + " rows" : "";
+      clear.hidden = !field;
+      var missing = field ? Number(field.getAttribute("data-n")) - held : 0;
+      count.textContent = (words.length || field ? text(shown) + " of " + text(rows.length) + " rows" : "") +
+        (field ? ": jobs on GPU " + field.getAttribute("data-gpu") : "") +
+        (missing > 0 ? "; " + text(missing) + " more of them are not in this table" : "");
     }
     input.addEventListener("input", apply);
+    clear.addEventListener("click", function () { field = null; apply(); input.focus(); });
+    if (table.id === "jobs") {
+      document.querySelectorAll("a[data-g]").forEach(function (link) {
+        link.addEventListener("click", function (event) {
+          event.preventDefault();
+          field = link;
+          input.value = "";
+          apply();
+          location.hash = "all"; /* the way back leads to the map */
+          clear.focus();
+        });
+      });
+    }
     apply();
   }
   /* The index of reports: the rows of single clusters are hidden in the page itself. */

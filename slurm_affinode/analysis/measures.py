@@ -188,6 +188,37 @@ def model_name() -> pl.Expr:
     return pl.when(pl.col("mig").is_not_null()).then(pl.coalesce(instance, "model")).otherwise(pl.col("model"))
 
 
+GPU_RUNS: dict[str, pl.DataType] = {"gpu": pl.UInt32(), "run": pl.UInt32()}
+"""A run that held a GPU: their rows in ``WasteResult.gpus`` and ``WasteResult.jobs``."""
+
+
+def gpu_runs(shares: pl.DataFrame, rows: pl.DataFrame, devices: pl.DataFrame, taking_part: Flags) -> pl.DataFrame:
+    """Return ``GPU_RUNS``, by GPU and run. ``rows``: the runs in the order of ``WasteResult.jobs``.
+
+    The other parameters are those of ``gpu_hours``.
+    """
+    places = rows.select("run").with_row_index("place")
+    gpus = _gpu_rows(devices, taking_part).select("at").with_row_index("gpu")
+    pairs = shares.select("at", "run").unique().join(places, on="run").join(gpus, on="at")
+    return pairs.select("gpu", pl.col("place").alias("run")).sort("gpu", "run").cast(dict(GPU_RUNS))  # type: ignore[arg-type]
+
+
+def _gpu_rows(devices: pl.DataFrame, taking_part: Flags) -> pl.DataFrame:
+    """Return the GPUs that take part, by cluster, node and number; ``at``: their rows in ``devices``."""
+    label = pl.concat_str(
+        pl.coalesce(pl.col("index").cast(pl.String), pl.col("uuid")),
+        pl.when(pl.col("mig").is_not_null()).then(pl.concat_str(pl.lit("."), pl.col("mig"))).otherwise(pl.lit("")),
+    )
+    return (
+        devices.with_columns(label.alias("gpu"), model_name().alias("gpu_model"), pl.Series("counts", taking_part))
+        .with_row_index("at")
+        .with_columns(pl.col("at").cast(pl.Int64))
+        .filter("counts")
+        .select("at", "cluster", "node", "gpu", "gpu_model", "index", "mig")
+        .sort("cluster", "node", "index", "mig", "gpu", nulls_last=True)
+    )
+
+
 def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, taking_part: Flags) -> pl.DataFrame:
     """Return ``GPUS``, a row for each GPU that takes part, by cluster, node and number.
 
@@ -205,19 +236,10 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
         .select("at", "job_id", "submit")
     )
     sums = counted.group_by("at").agg(pl.col("held_ms", "busy", "low", "idle").sum() / MS_PER_HOUR)
-    label = pl.concat_str(
-        pl.coalesce(pl.col("index").cast(pl.String), pl.col("uuid")),
-        pl.when(pl.col("mig").is_not_null()).then(pl.concat_str(pl.lit("."), pl.col("mig"))).otherwise(pl.lit("")),
-    )
     observed_rows = (
-        devices.with_columns(label.alias("gpu"), model_name().alias("gpu_model"), pl.Series("counts", taking_part))
-        .with_row_index("at")
-        .with_columns(pl.col("at").cast(pl.Int64))
-        .filter("counts")
-        .select("at", "cluster", "node", "gpu", "gpu_model", "index", "mig")
-        .join(sums, on="at", how="left")
-        .join(first, on="at", how="left")
-        .sort("cluster", "node", "index", "mig", "gpu", nulls_last=True)
+        _gpu_rows(devices, taking_part)
+        .join(sums, on="at", how="left", maintain_order="left")
+        .join(first, on="at", how="left", maintain_order="left")
     )
     measured = pl.col("busy") + pl.col("low") + pl.col("idle")
     held_ms = pl.max_horizontal("held_ms", measured).fill_null(0.0)

@@ -67,7 +67,7 @@ def without_runs(result: WasteResult, by: str, name: str) -> WasteResult:
         idle_fraction_histogram=result.idle_fraction_histogram.clear(),
         window_histogram=result.window_histogram.clear(), timelines=result.timelines.clear(),
         quality=DataQuality(result.quality.samples, 0, 0, 0, 0, {}, {}, 0.0), suspensions=None, waits=None, demand=None,
-        working_hours=None, gpus=None, trend=None, servers=None,
+        working_hours=None, gpus=None, gpu_runs=None, trend=None, servers=None,
     )  # fmt: skip
 
 

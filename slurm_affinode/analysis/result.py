@@ -285,6 +285,8 @@ class WasteResult:
     """``None`` if no wait is known, and if the query filters by user or account."""
     gpus: pl.DataFrame | None = None
     """``analysis.measures.GPUS``: hours of each GPU; ``None`` if not evaluated."""
+    gpu_runs: pl.DataFrame | None = None
+    """``analysis.measures.GPU_RUNS``: the runs of each GPU; ``None`` if not evaluated."""
     gpu_memory: pl.DataFrame | None = None
     """``analysis.measures.GPU_MEMORY``: memory of each GPU model; ``None`` if not evaluated."""
     trend: Trend | None = None

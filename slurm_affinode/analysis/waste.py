@@ -275,6 +275,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         waits=_waits(query, about),
         working_hours=_working_hours(joined, about, kept_share),
         gpus=measures.gpu_hours(shares, about, joined.devices, joined.taking_part),
+        gpu_runs=measures.gpu_runs(shares, rows, joined.devices, joined.taking_part),
         gpu_memory=measures.gpu_memory(joined.devices, samples.memory_mib(joined.index), joined.taking_part),
         demand=_demand(query, joined, about, kept_share, is_known=total["gpu_hours_idle"] is not None),
     )

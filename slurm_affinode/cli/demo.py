@@ -9,7 +9,7 @@ import click
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import NumberInRange, echo, json_option, print_json, print_table, stages
 from slurm_affinode.demo import histories
-from slurm_affinode.demo.histories import build_demo, replay_demo
+from slurm_affinode.demo.histories import ingest_demo, replay_demo, report_demo
 
 DAYS = 7.0
 SEED = 7
@@ -53,8 +53,9 @@ def demo(
         )
     )
     with stages() as step:
-        result = build_demo(out, history, step=step)
-        replayed = None if as_json else replay_demo(out, history, step=step)
+        ingest_demo(out, history, step=step)
+        replay = None if as_json else replay_demo(out, history, step=step)
+        result = report_demo(out, history, replay, step=step)
     if as_json:
         print_json(result.summary)
         return
@@ -62,9 +63,8 @@ def demo(
     print_table(("", "GPU-hours", "of allocated"), result.headline, right=("GPU-hours", "of allocated"))
     echo()
     files = [("report", result.report), ("summary", result.summary_path), ("input", out / "input")]
-    if replayed is not None:
-        page, sentence = replayed
-        echo(sentence, "")
-        files.insert(1, ("what-if", page))
+    if replay is not None:
+        echo(replay.note.answer, replay.note.assumption, "")
+        files.insert(1, ("what-if", replay.page))
     for name, path in files:
         echo(f"{name:<8} {path}")

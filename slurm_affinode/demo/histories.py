@@ -24,6 +24,7 @@ from slurm_affinode.engines.schema import SAMPLES
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.pipeline import ingest, report, stored_accounting, whatif, whatif_page
+from slurm_affinode.report.context import ReplayNote
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.sacct import SacctReading
@@ -155,8 +156,22 @@ _MARK = "made by slurm-affinode demo"
 Step = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class DemoReplay:
+    """The replay of the queue with idle jobs suspended."""
+
+    page: Path
+    note: ReplayNote
+
+
 def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> WrittenReport:
-    """Write ``input/``, ``state/``, ``report.html`` and ``summary.json`` into ``out``, replacing an earlier demo.
+    """Write the input, the state and the report into ``out``, without a replay; see ``ingest_demo``."""
+    ingest_demo(out, history, step=step)
+    return report_demo(out, history, step=step)
+
+
+def ingest_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> None:
+    """Write ``input/`` and ``state/`` into ``out``, replacing an earlier demo.
 
     Raises ``AffinodeError`` if ``out`` cannot be written or contains files that no demo made.
     """
@@ -181,17 +196,24 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         if history.engine_origin:
             say("ingesting engine metrics")
             ingest.ingest_engine_samples(config, repository, options, paths=[out / "input" / "serving"])
-    query = _query(config, history)
+
+
+def report_demo(
+    out: Path, history: DemoHistory, replay: DemoReplay | None = None, *, step: Step | None = None
+) -> WrittenReport:
+    """Write ``report.html`` and ``summary.json`` of a demo in ``out``. Raises ``AffinodeError``."""
+    config = _config(out, history)
     presented = report.ReportOptions(
-        title=history.title, csv=True, engine_origin=history.engine_origin, computed_periods=history.earlier
-    )
-    return report.build_report(config, query, out, options=presented, now=history.until, step=say)
+        title=history.title, csv=True, engine_origin=history.engine_origin, computed_periods=history.earlier,
+        replay=None if replay is None else replay.note,
+    )  # fmt: skip
+    return report.build_report(config, _query(config, history), out, options=presented, now=history.until, step=step)
 
 
-def replay_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> tuple[Path, str] | None:
+def replay_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> DemoReplay | None:
     """Replay the queue of a demo in ``out`` with its idle jobs suspended, and write ``whatif.html``.
 
-    Return the page and its sentence; ``None`` if the history is too short. Raises ``AffinodeError``.
+    ``None``: the history is too short. Raises ``AffinodeError``.
     """
     if history.suspend_idle_s is None:
         return None
@@ -203,7 +225,8 @@ def replay_demo(out: Path, history: DemoHistory, *, step: Step | None = None) ->
     (replay,) = replays
     path = out / REPLAY
     write_text(path, whatif_page.html(replays, change, history.since, history.until, UTC))
-    return path, whatif_page.answer(replay, change, history.since, history.until)
+    answer = whatif_page.answer(replay, change, history.since, history.until)
+    return DemoReplay(path, ReplayNote(answer, whatif_page.assumption(replay), REPLAY))
 
 
 def _config(out: Path, history: DemoHistory) -> Config:

@@ -31,6 +31,7 @@ from slurm_affinode.pipeline.anonymity import Anonymize
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import output
+from slurm_affinode.report.context import ReplayNote
 from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.output import WrittenReport
 
@@ -63,6 +64,8 @@ class ReportOptions:
     """Earlier periods of the trend that are computed if there are no stored reports."""
     engine_origin: str = ""
     """A note on the origin of the engine metrics, for data that are not a site's own."""
+    replay: ReplayNote | None = None
+    """A what-if for the same interval."""
 
 
 def thresholds(config: Config, *, idle_pct: float | None = None, low_pct: float | None = None) -> Thresholds:
@@ -128,7 +131,9 @@ def build_report(
             result, links = anonymize(result), NO_LINKS
         if step:
             step("rendering the report")
-        return output.write_report(result, out, title=options.title, top=options.top, csv=options.csv, links=links)
+        return output.write_report(
+            result, out, title=options.title, top=options.top, csv=options.csv, links=links, replay=options.replay
+        )
 
 
 def analyse_stored(

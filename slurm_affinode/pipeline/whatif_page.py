@@ -62,6 +62,14 @@ def answer(replay: ClusterReplay, change: Change, since: datetime, until: dateti
     )
 
 
+def assumption(replay: ClusterReplay) -> str:
+    """Return what the answer assumes, and how far that explains the recorded waits."""
+    return (
+        "Assumed: users submit the same jobs, which start in the order of submission once their pool has enough free "
+        f"GPUs; a suspension takes {span(replay.dump_s)}, a restore {span(replay.restore_s)}. {_caution(replay)}"
+    )
+
+
 def _changes(change: Change) -> str:
     texts = []
     if change.more_gpus:

@@ -53,6 +53,8 @@ class Cell:
     """A page that the text links to."""
     anchor: str = ""
     """ID of the row, for links to it; only in its first cell."""
+    fields: str = ""
+    """Fields of the map of GPUs that the row belongs to, as in ``0-7 12``; only in its first cell."""
     items: tuple[str, ...] = ()
     """Lines shown as a list in place of the text."""
 
@@ -79,7 +81,7 @@ class Table:
 
 def row_html(row: Sequence[Cell]) -> str:
     """Return the HTML of a row of a table, with a line break at its end. The first cell is its heading."""
-    anchor = _attribute("id", row[0].anchor or None) if row else ""
+    anchor = _attribute("id", row[0].anchor or None) + _attribute("data-g", row[0].fields or None) if row else ""
     return f"<tr{anchor}>{''.join(_cell(cell, heading=index == 0) for index, cell in enumerate(row))}</tr>\n"
 
 
@@ -240,6 +242,16 @@ class ModelServers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayNote:
+    """The result of a what-if for the same interval, for the summary of the report."""
+
+    answer: str
+    assumption: str
+    href: str
+    """Its page, from the report."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportContext:
     """The whole report."""
 
@@ -251,6 +263,7 @@ class ReportContext:
     """Warning if accounting ends before the end of the interval; else empty."""
     answer: Answer
     consequences: str
+    replay: ReplayNote | None
     """Sentences below the answer; empty if nothing is known."""
     findings: tuple[str, ...]
     split: Markup

@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 import polars as pl
 from markupsafe import Markup
 
+from slurm_affinode.analysis.measures import GPU_RUNS, GPUS
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base.times import WEEKDAYS
 from slurm_affinode.report import charts, tables
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Words
-from slurm_affinode.report.links import NO_LINKS, JobKey, Links
+from slurm_affinode.report.links import JobKey
 from slurm_affinode.report.measures import Row, idle_share, known
 
 NODES = 60
@@ -28,6 +29,18 @@ _LEGEND = (
 
 
 @dataclass(frozen=True, slots=True)
+class FieldTarget:
+    """The rows of the table of all jobs that belong to a field."""
+
+    number: int
+    """Of the field, in ``Cell.fields`` of these rows."""
+    runs: int
+    """Runs, also those that the table does not have."""
+    name: str
+    """``NODE:GPU``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """A field of a heat map."""
 
@@ -37,6 +50,8 @@ class Field:
     empty: bool = False
     href: str = ""
     """Target of the field's link."""
+    target: FieldTarget | None = None
+    """What the link selects, with scripts."""
 
 
 def heat_map(
@@ -65,7 +80,10 @@ def _field(field: Field) -> Markup:
     content = text
     if field.href:
         label = f"{text}, {field.tip}"
-        content = Markup('<a href="{}" aria-label="{}">{}</a>').format(field.href, label, text)
+        data = Markup("") if field.target is None else Markup(' data-g="{}" data-n="{}" data-gpu="{}"').format(
+            field.target.number, field.target.runs, field.target.name
+        )  # fmt: skip
+        content = Markup('<a href="{}"{} aria-label="{}">{}</a>').format(field.href, data, label, text)
     return Markup('<td class="h{}" title="{}">{}</td>').format(level, field.tip, content)
 
 
@@ -73,15 +91,58 @@ def _level(share: float) -> int:
     return min(_LEVELS, 1 + int(share * _LEVELS * 0.999))
 
 
-def gpu_map(result: WasteResult, links: Links = NO_LINKS, row_count: int = 0) -> Markup:
-    """Draw the idle share of each GPU, a row for each node: those with most idle GPU-hours.
+def drawn_gpus(result: WasteResult) -> pl.DataFrame:
+    """Return the GPUs on the map, by field: those of the nodes with most idle GPU-hours.
 
-    A field links to the run with most idle time on the GPU: to its page, or else to its row in the table of all jobs,
-    which has the first ``row_count`` runs.
+    Columns: ``field``, ``gpu`` (row of ``WasteResult.gpus``) and those of ``analysis.measures.GPUS`` but ``gpu``, which
+    is ``number``; and ``runs``, the number of runs.
+    """
+    frame = pl.DataFrame(schema=GPUS) if result.gpus is None else result.gpus
+    idle = frame.group_by("cluster", "node").agg(pl.col("gpu_hours_idle").sum())
+    order = idle.sort("gpu_hours_idle", "cluster", "node", descending=[True, False, False], nulls_last=True)
+    chosen = order.head(NODES).select("cluster", "node").sort("cluster", "node", nulls_last=True).with_row_index("line")
+    pairs = pl.DataFrame(schema=GPU_RUNS) if result.gpu_runs is None else result.gpu_runs
+    return (
+        frame.rename({"gpu": "number"})
+        .with_row_index("gpu")
+        .join(chosen, on=("cluster", "node"), nulls_equal=True, maintain_order="left")
+        .sort("line", maintain_order=True)
+        .drop("line")
+        .with_row_index("field")
+        .join(pairs.group_by("gpu").agg(pl.len().alias("runs")), on="gpu", how="left", maintain_order="left")
+        .with_columns(pl.col("runs").fill_null(0))
+    )
+
+
+def fields_of_runs(result: WasteResult, drawn: pl.DataFrame, rows: int) -> dict[int, str]:
+    """Return the fields of each of the first ``rows`` runs on the map: row -> ``0-7 12``."""
+    if result.gpu_runs is None:
+        return {}
+    pairs = result.gpu_runs.filter(pl.col("run") < rows).join(drawn.select("field", "gpu"), on="gpu")
+    by_run = pairs.sort("field").group_by("run").agg("field")
+    return {run: _ranges(fields) for run, fields in by_run.iter_rows()}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as ranges: ``0-7 12``."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def gpu_map(result: WasteResult, drawn: pl.DataFrame, row_count: int = 0) -> Markup:
+    """Draw the idle share of each GPU, a row for each node. ``drawn``: from ``drawn_gpus``.
+
+    A field links to the runs of the GPU in the table of all jobs, which has the first ``row_count`` runs: ``page.js``
+    shows these alone. Without scripts the link leads to the run with most idle time on the GPU.
     """
     help_text = (
-        "Each row is a node, each field one of its GPUs. Point at a field for its hours. Its link leads to the job run "
-        "with most idle time on this GPU."
+        "Each row is a node, each field one of its GPUs. Point at a field for its hours. Its link shows all job runs "
+        "on this GPU in the table of jobs."
     )
     frame = result.gpus
     words = Words("gpu-map", "Idle time of each GPU", "", help_text)
@@ -90,38 +151,44 @@ def gpu_map(result: WasteResult, links: Links = NO_LINKS, row_count: int = 0) ->
     several = frame["cluster"].n_unique() > 1
     keys = result.jobs.head(row_count).select("cluster", "job_id", "submit").rows()
     places = {key: f"#{tables.anchor(number)}" for number, key in enumerate(keys)}
-    idle = frame.group_by("cluster", "node").agg(pl.col("gpu_hours_idle").sum(), pl.len().alias("gpus"))
-    order = idle.sort("gpu_hours_idle", "cluster", "node", descending=[True, False, False], nulls_last=True)
-    chosen = order.head(NODES).select("cluster", "node").sort("cluster", "node", nulls_last=True)
-    parts = frame.partition_by("cluster", "node", as_dict=True)
-    nodes = [(key, parts[key]) for key in chosen.rows()]
-    columns = max(part.height for _, part in nodes)
+    parts = drawn.partition_by("cluster", "node", as_dict=True, maintain_order=True)
+    columns = max(part.height for part in parts.values())
     rows = []
-    for (cluster, node), part in nodes:
-        fields = [_gpu(row, links, places) for row in part.iter_rows(named=True)]
+    for (cluster, node), part in parts.items():
+        fields = [_gpu(row, places) for row in part.iter_rows(named=True)]
         fields += [Field(None, "", empty=True)] * (columns - len(fields))
         label = f"{fmt.name(cluster)}: {fmt.name(node)}" if several else fmt.name(node)
         rows.append((fmt.clip(label, 40), fields))
-    most = order.row(0, named=True)
-    summary = f"Most idle GPU-hours: {fmt.name(most['node'])}, {fmt.hours(known(most, 'gpu_hours_idle'), 'GPU-h')}."
+    idle = frame.group_by("cluster", "node").agg(pl.col("gpu_hours_idle").sum())
+    most = idle.sort("gpu_hours_idle", "cluster", "node", descending=[True, False, False], nulls_last=True)
+    first = most.row(0, named=True)
+    summary = f"Most idle GPU-hours: {fmt.name(first['node'])}, {fmt.hours(known(first, 'gpu_hours_idle'), 'GPU-h')}."
     note = f"The {NODES} nodes with most idle GPU-hours of {fmt.count(idle.height)}." if idle.height > NODES else ""
     words = Words("gpu-map", "Idle time of each GPU", summary, help_text)
     return heat_map(words, "Node", [str(number) for number in range(columns)], rows, note)
 
 
-def _gpu(row: Row, links: Links, places: Mapping[JobKey, str]) -> Field:
+def _gpu(row: Row, places: Mapping[JobKey, str]) -> Field:
     allocated = known(row, "gpu_hours_allocated")
     if not allocated:
         return Field(None, "", empty=True)
     idle = known(row, "gpu_hours_idle")
+    name = f"{fmt.name(row['node'])}:{fmt.name(row['number'])}"
     tip = (
-        f"GPU {fmt.name(row['gpu'])}, {fmt.name(row['gpu_model'])}: "
+        f"GPU {name}, {fmt.name(row['gpu_model'])}: "
         f"{fmt.hours(allocated, 'GPU-h')} allocated, {fmt.hours(idle, 'GPU-h')} idle"
     )
-    key = (row["cluster"], row["job_id"], row["submit"])
+    if row["runs"]:
+        tip += f"; {fmt.count(row['runs'])} job run{'' if row['runs'] == 1 else 's'}"
     if row["job_id"] is not None:
-        tip += f", most by job {row['job_id']}"
-    return Field(None if idle is None else idle / allocated, tip, href=links.jobs.get(key) or places.get(key, ""))
+        tip += f", most idle time in job {row['job_id']}"
+    href = places.get((row["cluster"], row["job_id"], row["submit"]), "")
+    if not href and places and row["runs"]:
+        href = "#jobs"
+    return Field(
+        None if idle is None else idle / allocated, tip, href=href,
+        target=FieldTarget(row["field"], row["runs"], name) if row["runs"] else None,
+    )  # fmt: skip
 
 
 def week_map(result: WasteResult) -> Markup:

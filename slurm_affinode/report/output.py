@@ -27,6 +27,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import visible
+from slurm_affinode.report.context import ReplayNote
 from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.pages import render_report
 from slurm_affinode.report.summary import Summary, build_summary, headline_rows, to_json
@@ -115,14 +116,15 @@ def write_report(
     top: int = DEFAULT_TOP,
     csv: bool = False,
     links: Links = NO_LINKS,
+    replay: ReplayNote | None = None,
 ) -> WrittenReport:
     """Write the report of ``result`` to the directory ``out``, which is created if needed.
 
-    ``links``: pages that it links to.
+    ``links``: pages that it links to; ``replay``: a what-if for the same interval.
 
     Raises ``AffinodeError`` if ``out`` cannot be written; the files of an earlier report are then still intact.
     """
-    html = render_report(result, title=title, top=top, csv_name=JOBS if csv else None, links=links)
+    html = render_report(result, title=title, top=top, csv_name=JOBS if csv else None, links=links, replay=replay)
     summary = build_summary(result, title=title, top=top)
     servers = _server_pages(result)
     # The pages that the report links to come first.

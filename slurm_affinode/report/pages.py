@@ -18,7 +18,7 @@ from slurm_affinode.report import (
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Series, legend_list
-from slurm_affinode.report.context import ModelServers, ReportContext
+from slurm_affinode.report.context import ModelServers, ReplayNote, ReportContext
 from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import STATES, known
 
@@ -35,8 +35,9 @@ def _servers(result: WasteResult, top: int) -> ModelServers | None:
 
 
 def build_context(
-    result: WasteResult, *, title: str, top: int, csv_name: str | None = None, links: Links = NO_LINKS
-) -> ReportContext:
+    result: WasteResult, *, title: str, top: int, csv_name: str | None = None, links: Links = NO_LINKS,
+    replay: ReplayNote | None = None,
+) -> ReportContext:  # fmt: skip
     """Return the context of the report page.
 
     ``top``: rows of the tables of users, accounts, ... and worst jobs; ``csv_name``: the file with all jobs, if one is
@@ -45,7 +46,9 @@ def build_context(
     query = result.query
     span = fmt.duration((query.until - query.since).total_seconds())
     worst = tables.worst(result, top, links)
-    jobs = tables.all_jobs(result, JOB_ROWS, csv_name, links, anchors=True)
+    drawn = heat_map.drawn_gpus(result)
+    fields = heat_map.fields_of_runs(result, drawn, JOB_ROWS)
+    jobs = tables.all_jobs(result, JOB_ROWS, csv_name, links, anchors=True, fields=fields)
     return ReportContext(
         title=title,
         interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
@@ -53,6 +56,7 @@ def build_context(
         caution=headline.sentence(visible(result.accounting_note)),
         answer=headline.answer(result),
         consequences=headline.consequences(result),
+        replay=replay,
         findings=headline.findings(result),
         split=headline.split(result),
         cards=headline.cards(result),
@@ -64,7 +68,7 @@ def build_context(
         working_hours=headline.working_hours(result),
         over_time=waste_charts.hours_over_time(result),
         week_map=heat_map.week_map(result),
-        gpu_map=heat_map.gpu_map(result, links, 0 if jobs is None else len(jobs.rows)),
+        gpu_map=heat_map.gpu_map(result, drawn, 0 if jobs is None else len(jobs.rows)),
         partitions=waste_charts.group_bars(result, "partition", "By partition", "partition"),
         models=waste_charts.group_bars(result, "gpu_model", "By GPU model", "GPU model"),
         state_legend=legend_list([Series(label, [], state) for state, label in STATES]),
@@ -88,8 +92,9 @@ def build_context(
 
 
 def render_report(
-    result: WasteResult, *, title: str, top: int, csv_name: str | None = None, links: Links = NO_LINKS
-) -> str:
+    result: WasteResult, *, title: str, top: int, csv_name: str | None = None, links: Links = NO_LINKS,
+    replay: ReplayNote | None = None,
+) -> str:  # fmt: skip
     """Return the report as one self-contained HTML page."""
-    context = build_context(result, title=title, top=top, csv_name=csv_name, links=links)
+    context = build_context(result, title=title, top=top, csv_name=csv_name, links=links, replay=replay)
     return rendering.page("report.html.j2", title=title, generated=result.generated, zone=result.query.zone, r=context)

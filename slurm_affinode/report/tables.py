@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, tzinfo
 
 import polars as pl
@@ -23,6 +24,7 @@ _ALLOCATED = ("gpu_hours_allocated", "Allocated", "GPU-h")
 _UNKNOWN = ("gpu_hours_unknown", "Unknown", "GPU-h")
 _LIFE = Column("What its GPUs did", "picture", "from start to end")
 _ALL_JOBS_BYTES = 1_300_000
+_NO_FIELDS: Mapping[int, str] = {}
 _CELL_BYTES = 45
 """Approximate size of the tags and attributes of a cell."""
 _WHO = {
@@ -190,11 +192,12 @@ def anchor(number: int) -> str:
 
 
 def all_jobs(
-    result: WasteResult, limit: int, csv_name: str | None, links: Links = NO_LINKS, *, anchors: bool = False
-) -> Table | None:
+    result: WasteResult, limit: int, csv_name: str | None, links: Links = NO_LINKS, *, anchors: bool = False,
+    fields: Mapping[int, str] = _NO_FIELDS,
+) -> Table | None:  # fmt: skip
     """Return a table of up to ``limit`` runs to sort and filter. ``csv_name``: the file with all runs, if written.
 
-    ``anchors``: give each row the ID ``anchor``.
+    ``anchors``: give each row the ID ``anchor``. ``fields``: row -> ``Cell.fields``.
     """
     if result.jobs.height == 0:
         return None
@@ -203,7 +206,7 @@ def all_jobs(
         *(column(*m) for m in _ALL_MEASURES),
         Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start", unit="state"),
     )  # fmt: skip
-    shown_rows = _all_rows(result.jobs.head(limit), result.query.zone, links, anchors=anchors)
+    shown_rows = _all_rows(result.jobs.head(limit), result.query.zone, links, fields, anchors=anchors)
     rows = tuple(_within(shown_rows, _ALL_JOBS_BYTES))
     more = result.jobs.height - len(rows)
     note = _left_out(len(rows), more, csv_name) if more > 0 else ""
@@ -215,7 +218,8 @@ def _within(rows: Iterable[tuple[Cell, ...]], limit: int) -> Iterable[tuple[Cell
     """Yield rows until their HTML has about ``limit`` bytes, also with long names or ones that grow when escaped."""
     size = 0
     for row in rows:
-        size += len(row) * _CELL_BYTES + len(escape("".join(c.text + c.sub + c.title + c.href for c in row)).encode())
+        texts = "".join(c.text + c.sub + c.title + c.href + c.fields for c in row)
+        size += len(row) * _CELL_BYTES + len(escape(texts).encode())
         if size > limit:
             return
         yield row
@@ -227,10 +231,12 @@ def _left_out(rows: int, more: int, csv_name: str | None) -> str:
     return f"{first}; {fmt.count(more)} more are not shown; {where}."
 
 
-def _all_rows(frame: pl.DataFrame, zone: tzinfo, links: Links, *, anchors: bool) -> Iterable[tuple[Cell, ...]]:
+def _all_rows(
+    frame: pl.DataFrame, zone: tzinfo, links: Links, fields: Mapping[int, str], *, anchors: bool
+) -> Iterable[tuple[Cell, ...]]:
     for number, row in enumerate(frame.iter_rows(named=True)):
         yield (
-            _job_cell(row, links, anchor(number) if anchors else ""),
+            replace(_job_cell(row, links, anchor(number) if anchors else ""), fields=fields.get(number, "")),
             _user_cell(row, links),
             cell(row, _IDLE[0]),
             share_cell(row),

@@ -127,7 +127,7 @@ def _by_commands(folder: Path) -> dict[str, Path]:
             Path(words[-1]).parent.mkdir()
         done = CliRunner().invoke(cli, list(map(str, words)))
         assert done.exit_code == 0, done.output + repr(done.exception)
-    return made
+    return made | {"demo": folder / "demo" / "report.html"}
 
 
 def _index_entries(result: WasteResult) -> list[IndexEntry]:

@@ -108,6 +108,31 @@ def test_filter_announces_number_of_rows(open_page: Open) -> None:
     assert page.get_by_role("status").inner_text() == ""
 
 
+def test_field_of_the_gpu_map_shows_all_jobs_of_the_gpu(open_page: Open) -> None:
+    """With the keyboard: the table has the jobs of the GPU alone, until the button shows all; back leads to the map."""
+    page = open_page("demo")
+    every = len(column(page, "#jobs", 0))
+    link = page.locator("a[data-g]").first
+    name = link.get_attribute("data-gpu")
+    count = int(link.get_attribute("data-n") or 0)
+    link.focus()
+    page.keyboard.press("Enter")
+    shown = column(page, "#jobs", 0)
+    assert 1 <= len(shown) <= count
+    status = page.locator("#all output").inner_text()
+    assert status.startswith(f"{len(shown)} of {every} rows: jobs on GPU {name}")
+    assert (len(shown) < count) == ("more of them are not in this table" in status)
+    assert page.evaluate("document.activeElement.textContent") == "Show all jobs"
+    page.get_by_label("Show rows with").fill(shown[0].split()[0])
+    assert 1 <= len(column(page, "#jobs", 0)) <= len(shown)
+    page.get_by_role("button", name="Show all jobs").press("Enter")
+    page.get_by_label("Show rows with").fill("")
+    assert len(column(page, "#jobs", 0)) == every
+    assert page.get_by_role("button", name="Show all jobs").is_hidden()
+    page.go_back()
+    assert link.is_visible()
+
+
 def test_page_is_usable_with_keyboard(open_page: Open) -> None:
     """The skip link comes first; focus is visible; a heading sorts on Enter; help opens on Enter."""
     page = open_page("week")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.analysis.measures import GPUS
+from slurm_affinode.analysis.measures import GPU_RUNS, GPUS
 from slurm_affinode.analysis.result import WasteResult
 
 HOUR = 3600
@@ -31,6 +31,26 @@ def test_hours_of_each_gpu(
     assert held["gpu_hours_idle"] == pytest.approx(2.0, abs=0.02)
     assert held["gpu_hours_idle"] == pytest.approx(result.total["gpu_hours_idle"])
     assert (free["gpu"], free["gpu_hours_allocated"], free["gpu_hours_idle"]) == ("1", 0.0, 0.0)
+
+
+def test_runs_of_each_gpu(
+    analysed: Callable[..., WasteResult], samples: Callable[..., list[dict[str, Any]]], jobs: Callable[..., Any]
+) -> None:
+    """Rows of GPUs and of job runs: the second job is idle for longest, so it is the first row; it has both GPUs."""
+    rows = [
+        *samples(range(0, HOUR, 60), util_pct=90, job="1"),
+        *samples(range(HOUR, 4 * HOUR, 60), util_pct=0, job="2"),
+        *samples(range(HOUR, 4 * HOUR, 60), util_pct=0, uuid="GPU-1", index=1, job="2"),
+        *samples(range(0, 4 * HOUR, 60), util_pct=0, uuid="GPU-2", index=2),
+    ]
+    runs = jobs(
+        {"job_id": 1, "start": 0, "end": HOUR, "gpus": 1}, {"job_id": 2, "start": HOUR, "end": 4 * HOUR, "gpus": 2}
+    )
+    result = analysed(rows, runs, until=4 * HOUR)
+    assert result.jobs["job_id"].to_list() == [2, 1]
+    assert result.gpu_runs is not None
+    assert result.gpu_runs.schema == GPU_RUNS
+    assert result.gpu_runs.rows() == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_unmeasured_hours_are_unknown(

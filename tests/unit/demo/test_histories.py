@@ -102,8 +102,14 @@ def test_demo_has_hours_that_suspending_would_have_returned(tmp_path):
     assert sentence, done.output
     assert "\N{REPLACEMENT CHARACTER}" not in done.output
     assert sentence[0] in (tmp_path / histories.REPLAY).read_text()
+    summary = (tmp_path / "report.html").read_text().partition('id="headline"')[2].partition("</section>")[0]
+    assert sentence[0] in summary
+    assert "Assumed: users submit the same jobs" in summary
+    assert "The replayed mean wait is " in summary
+    assert f'<a href="{histories.REPLAY}">' in summary
     build_demo(tmp_path, histories.recorded())
     assert not (tmp_path / histories.REPLAY).exists()
+    assert histories.REPLAY not in (tmp_path / "report.html").read_text()
     assert histories.replay_demo(tmp_path, histories.recorded()) is None
 
 

@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 from waste_samples import HOSTILE, make_result
 
-from slurm_affinode.analysis.measures import GPUS
+from slurm_affinode.analysis.measures import GPU_RUNS, GPUS
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import heat_map as heat_map_module
 from slurm_affinode.report.charts import Words
-from slurm_affinode.report.heat_map import NODES, Field, gpu_map, heat_map, week_map
-from slurm_affinode.report.links import Links
+from slurm_affinode.report.heat_map import NODES, Field, drawn_gpus, gpu_map, heat_map, week_map
 from slurm_affinode.report.pages import render_report
 
 MONDAY = datetime(2026, 11, 2, tzinfo=UTC)
@@ -64,12 +64,12 @@ def test_strength_of_the_color(share: float, level: str) -> None:
 def test_unknown_and_unallocated_gpus_are_not_idle() -> None:
     """They have no percentage, and differ from each other."""
     result = with_gpus(("n1", "0", 10.0, 5.0), ("n1", "1", 10.0, None), ("n1", "2", 0.0, 0.0), ("n2", "0", 10.0, 0.0))
-    assert fields(gpu_map(result)) == ["h3:50", "hu:?", ":", "h0:0", ":", ":"]
-    assert "There are no GPU metrics." in gpu_map(make_result(0))
+    assert fields(gpu_map(result, drawn_gpus(result))) == ["h3:50", "hu:?", ":", "h0:0", ":", ":"]
+    assert "There are no GPU metrics." in gpu_map(make_result(0), drawn_gpus(make_result(0)))
 
 
-def test_fields_link_to_the_run_with_most_idle_time() -> None:
-    """To its page, or else to its row in the table of all jobs; without either, there is no link."""
+def test_fields_link_to_the_runs_of_their_gpu() -> None:
+    """Rows name their fields. Without scripts a link leads to the run with most idle time, or to the table."""
     result = make_result()
     (first, second, third) = result.jobs.select("cluster", "job_id", "submit").head(3).rows()
     frame = pl.DataFrame(
@@ -80,23 +80,56 @@ def test_fields_link_to_the_run_with_most_idle_time() -> None:
         ],
         schema=GPUS,
     )  # fmt: skip
-    html = gpu_map(replace(result, gpus=frame), Links({first: "job.html"}), row_count=2)
-    assert re.findall(r'<td class="h3"[^>]*>(?:<a href="([^"]+)"[^>]*>)?50', html) == ["job.html", "#run-1", "", ""]
-    assert f"most by job {first[1]}" in html
-    assert 'id="run-1"' in render_report(result, title="t", top=15)
+    pairs = pl.DataFrame([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 2)], schema=GPU_RUNS, orient="row")
+    result = replace(result, gpus=frame, gpu_runs=pairs)
+    drawn = drawn_gpus(result)
+    html = gpu_map(result, drawn, row_count=2)
+    links = re.findall(
+        r'<td class="h3"[^>]*>(?:<a href="([^"]+)" data-g="(\d+)" data-n="(\d+)" data-gpu="([^"]+)")?', html
+    )
+    assert links == [
+        ("#run-0", "0", "2", "n1:0"), ("#run-1", "1", "2", "n1:1"), ("#jobs", "2", "2", "n1:2"), ("", "", "", ""),
+    ]  # fmt: skip
+    assert f"2 job runs, most idle time in job {first[1]}" in html
+    assert heat_map_module.fields_of_runs(result, drawn, 2) == {0: "0-2", 1: "0-1"}
+    page = render_report(result, title="t", top=15)
+    assert '<tr id="run-0" data-g="0-2">' in page
+    assert '<tr id="run-1" data-g="0-1">' in page
+
+
+def test_large_map_adds_little_to_the_page() -> None:
+    """100,000 runs on 480 GPUs: rows of runs on whole nodes have ranges of fields."""
+    nodes, gpus, runs = NODES, 8, 100_000
+    result = make_result()
+    jobs = pl.concat([result.jobs.head(1)] * 1000)
+    frame = with_gpus(*((f"n{node:02d}", str(gpu), 9.0, 5.0) for node in range(nodes) for gpu in range(gpus))).gpus
+    pairs = pl.DataFrame({"run": range(runs)}, schema={"run": pl.UInt32}).with_columns(
+        gpu=pl.int_ranges((pl.col("run") % nodes) * gpus, (pl.col("run") % nodes + 1) * gpus)
+    ).explode("gpu").select("gpu", "run").cast(dict(GPU_RUNS))  # type: ignore[arg-type]  # fmt: skip
+    result = replace(result, jobs=jobs, gpus=frame, gpu_runs=pairs)
+    drawn = drawn_gpus(result)
+    fields = heat_map_module.fields_of_runs(result, drawn, 1000)
+    assert len(fields) == 1000
+    assert (fields[0], fields[61]) == ("0-7", "8-15")
+    assert drawn["runs"].sum() == runs * gpus
+    assert len(gpu_map(result, drawn, row_count=1000)) < 250_000
 
 
 def test_nodes_with_most_idle_hours_are_on_the_map() -> None:
     """In the order of their names; the others are counted."""
     result = with_gpus(*((f"n{number:03d}", "0", 100.0, float(number)) for number in range(NODES + 5)))
-    shown = re.findall(r"<bdi>(n\d+)</bdi>", gpu_map(result))
+    shown = re.findall(r"<bdi>(n\d+)</bdi>", gpu_map(result, drawn_gpus(result)))
     assert shown == [f"n{number:03d}" for number in range(5, NODES + 5)]
-    assert f"of {NODES + 5}." in gpu_map(result)
+    assert f"of {NODES + 5}." in gpu_map(result, drawn_gpus(result))
 
 
 def test_names_of_nodes_are_escaped() -> None:
     """They are input of other programs."""
-    html = gpu_map(with_gpus(*((name, name, 1.0, 1.0) for name in HOSTILE)))
+    result = with_gpus(*((name, name, 1.0, 1.0) for name in HOSTILE))
+    runs = pl.DataFrame({"gpu": range(len(HOSTILE)), "run": [0] * len(HOSTILE)}, schema=GPU_RUNS)
+    result = replace(result, gpu_runs=runs, jobs=make_result().jobs)
+    html = gpu_map(result, drawn_gpus(result), row_count=1)
+    assert html.count("data-gpu=") == len(HOSTILE)
     assert "<script" not in html
 
 
