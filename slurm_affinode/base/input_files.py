@@ -31,6 +31,9 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
 )
+ARCHIVE_BYTES = 262
+"""Number of bytes that ``archive`` examines."""
+_ARCHIVES = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"7z\xbc\xaf\x27\x1c", "7z"))
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 _MOST_NUL_LINES = 1000
@@ -178,6 +181,16 @@ def document(file: BinaryIO, *, where: str, packed: bool) -> bytes:
 def compression(head: bytes) -> str | None:
     """Return the compression of a file that begins with ``head``: ``gzip zstd bzip2 xz``; ``None``: not compressed."""
     return next((name for mark, name in _MAGIC if head.startswith(mark)), None)
+
+
+def archive(head: bytes) -> str | None:
+    """Return the kind of archive with files that begins with ``head``: ``zip``, ``tar``, ``7z``; ``None``: it is none.
+
+    A compressed tar archive is one once it is decompressed. ``head``: at least ``ARCHIVE_BYTES``, if there are as many.
+    """
+    if head[257:262] == b"ustar" and b"\0" in head[:257]:
+        return "tar"
+    return next((name for mark, name in _ARCHIVES if head.startswith(mark)), None)
 
 
 def unpacked(file: BinaryIO, kind: str, *, where: str) -> BinaryIO:

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import (
+    ARCHIVE_BYTES,
     DAMAGED,
     MAGIC_BYTES,
     LimitedReader,
+    archive,
     compression,
     count_byte,
     ends_in_cr,
@@ -135,6 +137,13 @@ def open_binary(path: Path) -> BinaryIO:
     return utf8_stream(io.BufferedReader(raw))
 
 
+def _refuse_archive(file: BinaryIO, name: str) -> None:
+    """Raise ``InputError`` for an archive, whose files a reader would take for one text."""
+    start: bytes = file.peek(ARCHIVE_BYTES)  # type: ignore[attr-defined]
+    if (kind := archive(start)) is not None:
+        raise InputError(f"is a {kind} archive", where=name, hint="unpack it, and give the files in it")
+
+
 def until_damage(file: BinaryIO) -> Callable[[int], bytes]:
     """Return a function that reads as ``file.read`` does, and raises only once everything before a damage was read."""
     damage: list[Exception] = []
@@ -163,6 +172,7 @@ def until_damage(file: BinaryIO) -> Callable[[int], bytes]:
 def head(path: Path) -> bytes:
     """Return the first 64 KiB of a file, decompressed, with LF at line ends; less if it is damaged after a line."""
     with reading(str(path)), open_binary(path) as file:
+        _refuse_archive(file, str(path))
         read = until_damage(file)
         start = read(64 * 1024)
         if len(start) < 64 * 1024 and b"\n" not in start:
@@ -184,6 +194,7 @@ def blocks(
     Raises ``InputError`` for a file that is not text or cannot be read; if it is damaged, after the lines before that.
     """
     with reading(name), open_binary(path) as file:
+        _refuse_archive(file, name)
         yield from _blocks(until_damage(file), name, chunk, advance, reject)
 
 

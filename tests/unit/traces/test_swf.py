@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
+import zipfile
 from datetime import UTC
 from pathlib import Path
 
@@ -80,6 +82,23 @@ def test_another_format_is_an_error_with_its_line(tmp_path: Path) -> None:
         swf.read(written(tmp_path / "log.swf", "; x\n", "JobID,Start,End\n"))
     with pytest.raises(InputError, match=r"log\.swf:1: is not in the Standard Workload Format"):
         swf.read(written(tmp_path / "log.swf", "JobID,Start,End"))
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz"])
+def test_archive_is_named_as_one(tmp_path: Path, kind: str) -> None:
+    """The files of a tar archive were read as one log, with its headers as jobs that cannot be used."""
+    log, path = tmp_path / "log.swf", tmp_path / f"log.{kind}"
+    log.write_text("; MaxProcs: 8\n" + "".join(map(line, range(1, 50))))
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(log, "log.swf")
+    else:
+        with tarfile.open(path, f"w:{kind.partition('.')[2]}") as packed:
+            packed.add(log, "a.swf")
+            packed.add(log, "b.swf")
+    with pytest.raises(InputError, match=rf"log\.{kind}: is a {kind.partition('.')[0]} archive") as error:
+        swf.read(path)
+    assert error.value.hint == "unpack it, and give the files in it"
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
