@@ -291,6 +291,8 @@ def whatif(
         )
     if option := _option_of("until"):
         raise click.UsageError(f"{option} has no influence with a log or trace")
+    if sample is None and (option := _option_of("seed")):
+        raise click.UsageError(f"{option} has no influence without --sample")
     _simulate_log(
         trace,
         capacity,

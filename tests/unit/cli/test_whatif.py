@@ -156,6 +156,7 @@ def test_longest_run_time_is_excluded(log: str) -> None:
             "give --capacity N",
         ),
         ((), "give --trace"),
+        (("--trace", "LOG", "--seed", "1"), "--seed has no influence without --sample"),
         (("--trace", "LOG", "--times", "predicted"), "3 jobs have ended, fewer than the 100"),
         (("--validate", "EMPTY"), "has no KTH-SP2-1996-2.swf.gz"),
     ],
