@@ -95,7 +95,7 @@
           input.value = "";
           apply();
           location.hash = "all"; /* the way back leads to the map */
-          clear.focus();
+          clear.focus({ preventScroll: true });
         });
       });
     }

@@ -27,7 +27,7 @@ def html(replays: Sequence[ClusterReplay], change: Change, since: datetime, unti
     """Return the self-contained page; ``replays`` has at least one cluster."""
     first = max(replays, key=lambda replay: replay.gpu_hours_returned)
     page = TracePage(
-        answer=answer(first, change, since, until),
+        answer=answer(first, change, since, until).replace(" %", "\N{NO-BREAK SPACE}%"),
         lead=f"GPU jobs from {fmt.period(since, until, zone)}, replayed as they were and with the change.",
         cards=_cards(first),
         findings=tuple(
@@ -143,7 +143,7 @@ def _findings(replay: ClusterReplay, key: str, *, several: bool) -> list[TraceFi
             tables=(_sweep_table(replay, key),), paired=True,
         ))  # fmt: skip
     text = (
-        f"Recorded means, and both replays on {replay.gpus:,} GPUs ({replay.policy}). "
+        f"Recorded means, and the replays without and with the change on {replay.gpus:,} GPUs ({replay.policy}). "
         f"{fmt.number(replay.throughput_before_per_day, digits=1)} jobs end per day, with the change "
         f"{fmt.number(replay.throughput_after_per_day, digits=1)}."
     )
@@ -213,8 +213,9 @@ def _range(bounds: Bounds, shown: Formatter) -> str:
 
 def _wait_table(replay: ClusterReplay, key: str) -> Table:
     columns = (
-        Column("Partition"), *(Column(name, "number") for name in (
-            "Jobs", "Recorded", "Mean", "Median", "p95", "Mean then", "Median then", "p95 then")),
+        Column("Partition"), Column("Jobs", "number"), Column("Mean", "number", "recorded"),
+        *(Column(name, "number", unit) for unit in ("replayed", "with the change")
+          for name in ("Mean", "Median", "p95")),
     )  # fmt: skip
     rows = tuple(
         (Cell("all" if row.partition is None else row.partition or fmt.UNKNOWN, name=True),
