@@ -316,7 +316,7 @@ def print_table(
         heading = column if size >= len(column) else column.replace(" ", "\n")
         table.add_column(
             heading, width=size, overflow="fold", justify="right" if column in right else "left",
-            no_wrap=place in layout.kept,
+            no_wrap=place in layout.unbreakable,
         )  # fmt: skip
     for row in cells:
         table.add_row(*(Text(row[place]) for place in layout.widths))
@@ -349,7 +349,7 @@ class _Layout:
     widths: Mapping[int, int]
     """Place of each column that is shown -> its width."""
     left_out: Sequence[str]
-    kept: Collection[int]
+    unbreakable: Collection[int]
     """Places of columns whose cells are not broken between words."""
 
     @classmethod
@@ -368,9 +368,11 @@ class _Layout:
         heads = [_longest_word([column]) for column in columns]
         words = [_longest_word(values) for values in texts]
         sentences = {place for place, values in enumerate(texts) if any(text.count(" ") >= _SPACES for text in values)}
-        kept = {place for place, column in enumerate(columns) if column in {*right, *whole} and place not in sentences}
+        unbreakable = {
+            place for place, column in enumerate(columns) if column in {*right, *whole} and place not in sentences
+        }
         least = {
-            place: max(head, longest[place] if place in kept else min(words[place], _LONGEST_WORD))
+            place: max(head, longest[place] if place in unbreakable else min(words[place], _LONGEST_WORD))
             for place, head in enumerate(heads)
         }
         left_out: list[str] = []
@@ -381,7 +383,7 @@ class _Layout:
                 del least[columns.index(column)]
                 left_out.append(column)
         if _line(least) > width:
-            kept = set()
+            unbreakable = set()
             least = {place: max(heads[place], min(words[place], size)) for place, size in least.items()}
         for place in sorted(least, key=lambda place: (place in sentences, place), reverse=True):
             if (excess := _line(least) - width) > 0 and columns[place] not in right:
@@ -389,7 +391,7 @@ class _Layout:
         widths = {place: max(heads[place], longest[place]) for place in least}
         while _line(widths) > width and (longer := [place for place in widths if widths[place] > least[place]]):
             widths[max(longer, key=widths.__getitem__)] -= 1
-        return cls(widths, left_out, frozenset(kept))
+        return cls(widths, left_out, frozenset(unbreakable))
 
 
 def _longest_word(texts: Iterable[str]) -> int:

@@ -414,7 +414,7 @@ class _Conservative(_Pool):
             self._ended_early = True
 
     def _finish(self, now: int) -> None:
-        profile, in_order, known = self._profile, self._in_order, self._estimates.known
+        profile, in_order, estimates = self._profile, self._in_order, self._estimates.known
         profile.advance(now)
         if self._outrun:
             self._reserve_anew(now)
@@ -425,7 +425,7 @@ class _Conservative(_Pool):
             entry = self._key(job) << JOB_BITS | job
             position = bisect_left(in_order, entry)
             in_order.insert(position, entry)
-            profile.reserve(position, job, known[job])
+            profile.reserve(position, job, estimates[job])
         self._new.clear()
         due, self._reservation = profile.take_due(now)
         jobs = [in_order[position] & JOB_MASK for position in due]
@@ -433,7 +433,7 @@ class _Conservative(_Pool):
             del in_order[position]
         for job in jobs:
             number = self._start(job, now)
-            self._running[number] = now + known[job]
+            self._running[number] = now + estimates[job]
             if after := self._estimates.correction(job, self._run[job]):
                 heappush(self._corrections, (now + after) << JOB_BITS | number)
 
