@@ -60,7 +60,7 @@ clusters=$!
 failed=0 unclean=0
 nice make --no-print-directory --keep-going --jobs=2 --output-sync lint check-types || unclean=1
 nice "$pytest" -m "not cluster and not gpu and not nightly" -n 3 --dist loadfile --no-loadscope-reorder \
-  --reruns 1 "$@" || failed=1
+  --reruns 1 --durations=40 "$@" || failed=1
 # Benchmarks with little data: they must not end with an error.
 nice .venv/bin/python -m benchmarks --quick >"$logs/benchmarks.log" 2>&1 || { failed=1; tail -n 40 "$logs/benchmarks.log"; }
 wait "$clusters" || failed=1

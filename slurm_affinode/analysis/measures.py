@@ -100,11 +100,11 @@ def without_suspended(shares: pl.DataFrame, pairs: pl.DataFrame, runs: pl.DataFr
     # A window has the time of all who share its GPU, its idle time only the share of the run.
     rest = pl.when(kept_share > 0).then(pl.col("longest_ms") - pl.col("most")).otherwise(0)
     longest = rest.clip(0).cast(shares.schema["longest_ms"])
-    run_shares = run_shares.with_columns(kept_share.alias("kept"))
-    return run_shares.with_columns((pl.col("idle") * (1 - pl.col("kept"))).alias("suspended")).with_columns(
+    run_shares = run_shares.with_columns(kept_share.alias("kept_share"))
+    return run_shares.with_columns((pl.col("idle") * (1 - pl.col("kept_share"))).alias("suspended")).with_columns(
         pl.col("idle") - pl.col("suspended"),
-        *(pl.col(name) * pl.col("kept") for name in ("fb_idle", "power_idle")),
-        pl.when(pl.col("kept") > 0).then("windows").otherwise(0).cast(shares.schema["windows"]).alias("windows"),
+        *(pl.col(name) * pl.col("kept_share") for name in ("fb_idle", "power_idle")),
+        pl.when(pl.col("kept_share") > 0).then("windows").otherwise(0).cast(shares.schema["windows"]).alias("windows"),
         pl.when(pl.col("most") > 0).then(longest).otherwise("longest_ms").alias("longest_ms"),
     ).drop("most")  # fmt: skip
 

@@ -232,7 +232,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     about = joined.gpu_runs.filter(pl.col("selected"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
     shares = measures.without_suspended(shares, joined.mapped.pairs, joined.runs)
-    kept_share = shares["kept"].to_numpy()
+    kept_share = shares["kept_share"].to_numpy()
     parts = measures.breakdown(shares, joined.mapped.pairs, about, joined.nodes, joined.devices, prices)
     rows = _jobs(about, parts).join(measures.of_runs(shares, about), on="run", how="left", maintain_order="left")
     chosen = _most_idle(about, rows, top_runs)
