@@ -311,7 +311,8 @@ class _Reader:
 
     def _texts(self, lengths: np.ndarray[Any, Any]) -> list[str]:
         content = self._typed(bytes)
-        if lengths.dtype != np.int64 or (lengths < 0).any() or int(lengths.sum()) != len(content):
+        whole = len(content)
+        if lengths.dtype != np.int64 or not ((lengths >= 0) & (lengths <= whole)).all() or lengths.sum() != whole:
             raise ValueError("a column has the wrong length")
         ends = np.cumsum(lengths).tolist()
         return [content[begin:end].decode() for begin, end in zip([0, *ends], ends, strict=False)]

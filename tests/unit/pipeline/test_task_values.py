@@ -193,3 +193,11 @@ def test_damaged_bytes_are_a_value_or_refused(data: st.DataObject) -> None:
     for damaged in (bytes(content), bytes(content[:cut])):
         with contextlib.suppress(ValueError):
             task_values.decoded(damaged, [Sums])
+
+
+def test_lengths_beyond_the_text_are_rejected() -> None:
+    """Their sum is 0 in 64 bits, and the text is empty."""
+    pieces = ("x", str(pl.String()), None, np.full(4, 1 << 62), b"")
+    content = b"S" + b"".join(map(task_values.encoded, pieces))
+    with pytest.raises(ValueError, match="wrong length"):
+        task_values.decoded(content, [])
