@@ -24,7 +24,7 @@ from functools import cache
 from typing import Protocol
 
 from slurm_affinode.base import threads
-from slurm_affinode.checkpoint.image.block_io import CHUNK, buffer, is_direct, read_into
+from slurm_affinode.checkpoint.image.block_io import CHUNK, buffer, data_ranges, is_direct, read_into
 from slurm_affinode.checkpoint.interface import CheckpointError
 
 BLOCK = 64 << 20
@@ -132,11 +132,17 @@ def pool() -> AbstractContextManager[Executor]:
 def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | None = None) -> bytes:
     """Return the hash of a block of an open file of ``size`` bytes; ``take`` receives each piece of the block.
 
-    Raises ``EOFError`` if the file is shorter than ``size``.
+    A hole is not read: users have sparse files of any size. Raises ``EOFError`` if the file is shorter than ``size``.
     """
     state, piece = kind.new(), buffer()
     begin, end = number * BLOCK, min(size, (number + 1) * BLOCK)
     length = CHUNK if is_direct(fd) else _READ
+    if begin < end <= os.fstat(fd).st_size and not any(data_ranges(fd, begin, end)):
+        if take is not None:
+            piece.view[:length] = bytes(length)
+            for offset in range(begin, end, length):
+                take(offset, piece.view[: min(length, end - offset)])
+        return of_zeros(kind, end - begin)
     for offset in range(begin, end, length):
         view = piece.view[: min(length, end - offset)]
         if read_into(fd, piece, len(view), offset) < len(view):
@@ -144,6 +150,14 @@ def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | 
         state.update(view)
         if take is not None:
             take(offset, view)
+    return state.digest()
+
+
+@cache
+def of_zeros(kind: DigestAlgorithm, length: int) -> bytes:
+    """Return the hash of a block of ``length`` zeros."""
+    state = kind.new()
+    state.update(memoryview(bytes(length)))
     return state.digest()
 
 

@@ -298,6 +298,8 @@ class _Copy:
         with _source_errors():
             # A compressed file has slots of whole chunks.
             ranges = [(begin, end)] if self.packed or packs else list(block_io.data_ranges(source, begin, end))
+        if not ranges:
+            return digest.of_zeros(self.kind, end - begin)
         for start, stop in ranges:
             _add_zeros(state, start - position)
             for offset in range(start, stop, block_io.CHUNK):

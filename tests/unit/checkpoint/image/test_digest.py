@@ -12,7 +12,7 @@ from pathlib import Path
 import blake3
 import pytest
 
-from slurm_affinode.checkpoint.image import digest
+from slurm_affinode.checkpoint.image import block_io, digest
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 
@@ -42,6 +42,39 @@ def test_digest_is_the_hash_of_the_hashes_of_blocks(tmp_path: Path, size: int) -
     }
     with (tmp_path / "file").open("rb") as file, digest.pool() as executor:
         assert {name: of_file(digest.named(name), file.fileno(), size, executor) for name in expected} == expected
+
+
+def test_holes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's sparse file may have any size. Who takes the pieces gets zeros."""
+    kind, size, data = digest.preferred(), 5 * BLOCK + 17, os.urandom(BLOCK)
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.seek(2 * BLOCK)
+        file.write(data)
+    expected = [kind.new() for _ in range(6)]
+    content = path.read_bytes()
+    for number, state in enumerate(expected):
+        state.update(memoryview(content[number * BLOCK : (number + 1) * BLOCK]))
+    offsets: list[int] = []
+
+    def read(fd: int, buffer: block_io.Buffer, length: int, offset: int) -> int:
+        offsets.append(offset)
+        return block_io.read_into(fd, buffer, length, offset)
+
+    monkeypatch.setattr(digest, "read_into", read)
+    pieces = bytearray()
+
+    def take(offset: int, piece: memoryview) -> None:
+        assert offset == len(pieces)
+        pieces.extend(piece)
+
+    with path.open("rb") as file:
+        for number, state in enumerate(expected):
+            assert digest.block(kind, file.fileno(), number, size, take) == state.digest()
+        assert (offsets, pieces) == ([2 * BLOCK], content)
+        with pytest.raises(EOFError):
+            digest.block(kind, file.fileno(), 6, 7 * BLOCK)
 
 
 def test_many_files_are_digested_in_order(tmp_path: Path) -> None:
