@@ -20,6 +20,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.core.suspension import IN_PLACE
+from slurm_affinode.core.wake_time import backoff_s
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import MailKind, Phase
@@ -52,7 +53,7 @@ def require(slurm: SlurmClient, job: Job, nodes: tuple[str, ...]) -> None:
         slurm.set_required_nodes(job.job_id, nodes)
 
 
-_RETRY_S = 15.0
+_RETRY_S, _RETRY_MAX_S = 15.0, 600.0
 _COPIES_AT_ONCE = 2
 
 
@@ -222,14 +223,15 @@ class SuspensionOutcomes:
         except AffinodeError as error:
             LOG.warning("job %s: %s", record.key.job_id, error)
 
-    def _copy(self, journal: JobJournal) -> None:
+    def _copy(self, journal: JobJournal, failures: int = 0) -> None:
         record = journal.record
         try:
             self._publish(record)
         except AffinodeError as error:
             LOG.warning("job %s: its image is not in the shared store yet: %s", record.key.job_id, error)
             if self._asleep(record.key.job_id):
-                self._copies.later(_RETRY_S, self._copy, journal)
+                pause_s = backoff_s(_RETRY_S, _RETRY_MAX_S, failures + 1)  # the image may be larger than the store
+                self._copies.later(pause_s, self._copy, journal, failures + 1)
                 return
         # The job may be restoring now, and its journal be in use for that.
         if not self._copies.stopping.is_set() and self._journal.of_job(record.key).phase is Phase.QUEUED:

@@ -17,11 +17,13 @@ from slurm_affinode.base.threads import Workers
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.checkpoint.store.tiers import Tiers
+from slurm_affinode.core.wake_time import backoff_s
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension.context import LOG, Location
 from slurm_affinode.suspension.records.shared_state import Note, Notes, StartPlan
 
 _MEND_S = 60.0
+_MEND_MAX_S = 3600.0
 
 
 class Prefetcher:
@@ -39,6 +41,8 @@ class Prefetcher:
         self._ahead_s = ahead_s
         self._looked: set[tuple[JobKey, str | None]] = set()
         self._bad: set[tuple[str, int]] = set()
+        self._failures: dict[tuple[str, int], tuple[int, float]] = {}
+        """Image -> number of failed copies to the shared tier, and when the next one is due."""
         self._queue = workers.queue("prefetch")
         self._under_way: Future[None] | None = None
 
@@ -92,7 +96,8 @@ class Prefetcher:
     def _to_repair(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """Yield the copies of this node's images to the shared tier that are due.
 
-        An image is due if it is missing there for some time, or could not be restored from there.
+        An image is due if it is missing there for some time, or could not be restored from there. After a failure, the
+        pauses grow: it may be larger than the store.
         """
         shared = self._tiers.shared
         if shared is None:
@@ -102,6 +107,8 @@ class Prefetcher:
             if note.node != self._node or not late or self._tiers.on_node(note.key.name, note.seq) is None:
                 continue
             if shared.store.busy(note.key):  # being copied
+                continue
+            if self._now() < self._failures.get((note.key.name, note.seq), (0, 0.0))[1]:
                 continue
             doubt = note.failure is not None and (note.key, note.failure) not in self._looked
             if doubt:
@@ -114,7 +121,12 @@ class Prefetcher:
                 yield partial(self._repair, note)
 
     def _repair(self, note: Note) -> bool:
-        self._tiers.repair(note.key.name, note.seq)
+        image = note.key.name, note.seq
+        failures = self._failures.pop(image, (0, 0.0))[0] + 1
+        # Set before, in case of an error.
+        self._failures[image] = failures, self._now() + backoff_s(_MEND_S, _MEND_MAX_S, failures)
+        self._tiers.repair(*image)
+        del self._failures[image]
         return True
 
     def _to_bring(self, notes: Sequence[Note], plans: Mapping[int, StartPlan]) -> Iterator[Callable[[], bool]]:

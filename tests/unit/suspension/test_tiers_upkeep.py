@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from agent_site import World, make_job
 
-from slurm_affinode.checkpoint.interface import Image, ImageDamaged
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
 from slurm_affinode.suspension.job.shepherd import Restored
@@ -160,6 +160,35 @@ def test_image_being_copied_to_shared_tier_is_not_copied_twice(world: World, cap
     mender._queue.join()
     assert not caplog.records
     writer.leave()
+    mender.tick()
+    mender._queue.join()
+    assert first.where() == ["memory", "disk", "shared"]
+
+
+def test_pauses_between_failed_copies_grow(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The image is larger than the shared tier: neither file system nor log gets a request every few seconds."""
+    first = asleep(world)
+    shared = first.shared
+    assert shared is not None
+    shared.remove(shared.get("alpha.7", 1))
+    mender, repair = first.prefetcher(0), first.tiers.repair
+    broken = True
+
+    def repaired(name: str, seq: int) -> None:
+        if broken:
+            raise CheckpointError("40 GiB needed")
+        repair(name, seq)
+
+    monkeypatch.setattr(first.tiers, "repair", repaired)
+    for _ in range(1000):
+        world.sleep(2)
+        mender.tick()
+        mender._queue.join()
+    assert 2 <= len(caplog.records) <= 6
+    broken = False
+    world.sleep(3600)
     mender.tick()
     mender._queue.join()
     assert first.where() == ["memory", "disk", "shared"]
