@@ -760,7 +760,7 @@ class Streams:
         self._pipes: dict[int, tuple[int, int, bytes]] = {}  # read end -> task, output, unfinished line
         self._inputs: dict[int, bytes] = {}  # write end -> bytes to write
         self._feeds: list[int] = []
-        self._done = _thread.allocate_lock()
+        self._completion = _thread.allocate_lock()
 
     def _open(self, name: str, flags: int) -> int:
         path = os.path.join(os.getcwd(), name)
@@ -846,21 +846,21 @@ class Streams:
 
     def start(self) -> None:
         """Start to relay."""
-        self._done.acquire()
+        self._completion.acquire()
         if self._pipes or self._inputs:
             _thread.start_new_thread(self._relay, ())
         else:
-            self._done.release()
+            self._completion.release()
 
     def finish(self) -> None:
         """Wait until all output is written."""
-        self._done.acquire()
+        self._completion.acquire()
 
     def _relay(self) -> None:
         try:
             self._loop()
         finally:
-            self._done.release()
+            self._completion.release()
 
     def _loop(self) -> None:
         reading = bool(self._inputs)
@@ -995,7 +995,7 @@ class Tasks:
         self._step = step
         self._pids: dict[int, int] = {}
         self._group = 0
-        self._ended: list[tuple[int, int]] = []  # task, wait status: not yet reported
+        self._exits: list[tuple[int, int]] = []  # task, wait status: not yet reported
         self._first_exit = self._report_at = self._kill_at = 0.0
         self._interrupted = 0.0
         self._stopping = self._aborted = False
@@ -1108,7 +1108,7 @@ class Tasks:
                 break
             if pid not in self._pids:
                 continue
-            self._ended.append((self._pids.pop(pid), status))
+            self._exits.append((self._pids.pop(pid), status))
             self._first_exit = self._first_exit or now
             self._report_at = self._report_at or now + MESSAGE_S
 
@@ -1133,7 +1133,7 @@ class Tasks:
         """Report the tasks that have ended, and take their exit status into account."""
         self._report_at = 0.0
         texts: dict[str, list[int]] = {}
-        for task, status in self._ended:
+        for task, status in self._exits:
             number = os.WEXITSTATUS(status) if os.WIFEXITED(status) else os.WTERMSIG(status)
             self._worst = max(self._worst, (os.WIFSIGNALED(status), number))
             if os.WIFEXITED(status):
@@ -1143,7 +1143,7 @@ class Tasks:
                 text += " (core dumped)" if os.WCOREDUMP(status) else ""
             if text:
                 texts.setdefault(text, []).append(task)
-        self._ended.clear()
+        self._exits.clear()
         for text, tasks in sorted(texts.items(), key=lambda item: min(item[1])):
             say(f"error: {self._step.node}: {ranges(tasks)}: {text}")
         if texts and self._step.kill_on_bad_exit and self._pids and not self._stopping:

@@ -63,7 +63,7 @@ class Arrivals:
         self._orchestration = orchestration
         self._work = work
         self._later = later
-        self._left = on_departure
+        self._on_departure = on_departure
         self._now = now
         self._lock = threading.Lock()
         """Guards ``_restoring``: shepherds that reconnect, and workers that reply."""
@@ -81,7 +81,7 @@ class Arrivals:
                 close(fds, who.uid)
                 return False
             self._registry.remove(who.job_id)
-            self._left(who.job_id)
+            self._on_departure(who.job_id)
             registration = None
         # A requeued job may have a checkpoint image even if its plugin has no path to look for one.
         if hello.root == 0 and (hello.image or hello.restarts > 0):
@@ -152,7 +152,7 @@ class Arrivals:
         # This also ends a suspension: the process tree is killed once its checkpoint image is complete.
         if self._registry.remove(job.job_id, job.link) is not None:
             log.info("job %d: its shepherd %s", job.job_id, ending)
-            self._left(job.job_id)
+            self._on_departure(job.job_id)
 
     def _restored(self, arrival: Arrival, reply: Reply) -> None:
         """Watch the job after its restore, then reply to the shepherd."""

@@ -21,7 +21,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.files import write_text
 
 _LOG = logging.getLogger("slurm_affinode.agent")
-_KEPT = 4096
+_MAX_JOBS = 4096
 """Maximum number of jobs; if epilogs do not report their end, the oldest are dropped."""
 
 
@@ -46,7 +46,7 @@ class GpuNumbers(UserDict[int, tuple[int, ...]]):
         with self._lock:
             self.data.pop(job_id, None)
             self.data[job_id] = numbers
-            while len(self.data) > _KEPT:
+            while len(self.data) > _MAX_JOBS:
                 del self.data[next(iter(self.data))]
             self._save()
 

@@ -45,7 +45,7 @@ class OrphanVerbs:
             if verb == "leftover-reports":
                 return {"node": self.orphans.node, "reports": self.orphans.reports.all()}
             if verb == "leftovers-taken":
-                return self._taken(request.get("ids"))
+                return self._drop_reports(request.get("ids"))
             if verb == "kill-orphan":
                 return self._kill(request, caller)
             if caller.uid != 0 or not caller.local:
@@ -67,7 +67,7 @@ class OrphanVerbs:
             answer["jobs"] = self.orphans.uses()
         return answer
 
-    def _taken(self, ids: object) -> dict[str, Any]:
+    def _drop_reports(self, ids: object) -> dict[str, Any]:
         if not isinstance(ids, list) or not all(isinstance(job_id, str) for job_id in ids):
             raise RequestError("bad-request", "ids are needed", exit_code=2)
         return {"node": self.orphans.node, "taken": self.orphans.reports.taken(ids)}

@@ -500,12 +500,14 @@ class Orphans:
         """
         deadline = self.monotonic() + wait_s
         while True:
-            remains = [text for device in devices for text in self._held(device, belongs, agent_known=agent_known)]
+            remains = [
+                text for device in devices for text in self._remaining_uses(device, belongs, agent_known=agent_known)
+            ]
             if not remains or self.monotonic() >= deadline:
                 return remains
             self.sleep(POLL_S)
 
-    def _held(self, device: Device, belongs: Callable[[OnGpu], bool], *, agent_known: bool) -> list[str]:
+    def _remaining_uses(self, device: Device, belongs: Callable[[OnGpu], bool], *, agent_known: bool) -> list[str]:
         try:
             with self.driver() as driver:
                 on, used = self._on(driver, [device]), driver.read(device).fb_used_mib

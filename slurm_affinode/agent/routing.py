@@ -31,7 +31,7 @@ A refused connection fails at once, and the agent may be back for the next reque
 SLOW_S = {"kill-orphan": 30.0}
 """The agent queries slurmctld, then a process may take its time to end before it is killed."""
 SHOWN_PROBLEMS = 3
-_HERE = ""
+_LOCAL_NODE = ""
 _NOT_KNOWN = ("unknown-job", "starting")
 """Codes with which an agent says that it does not know a job, or not yet."""
 
@@ -46,10 +46,10 @@ class Reach:
     ask_node: Callable[..., dict[str, Any]] = client.ask_node
     clock: Callable[[], float] = time.monotonic
     _client: SlurmClient | None = None
-    _known: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _routes: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Job as named by the user -> node of the agent that knows it (empty: this node) and its raw ID."""
     _unresponsive: dict[str, str] = field(default_factory=dict)
-    """Node or ``_HERE`` -> error of its agent that did not respond."""
+    """Node or ``_LOCAL_NODE`` -> error of its agent that did not respond."""
 
     def about(self, job: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to a request about one job from the agent that knows it.
@@ -58,7 +58,7 @@ class Reach:
         ``SlurmError`` for a job that Slurm does not know.
         """
         target = identifiers.job(job)
-        route = self._known.get(job)
+        route = self._routes.get(job)
         if route is not None:
             return self._ask(route[0], {**request, "job": route[1]})
         problems: list[str] = []
@@ -147,7 +147,7 @@ class Reach:
 
     def _remember(self, job: str, node: str, job_id: int, request: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._ask(node, {**request, "job": job_id})
-        self._known[job] = (node, job_id)
+        self._routes[job] = (node, job_id)
         return answer
 
     def ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,21 +172,21 @@ class Reach:
             try:
                 return self._send_locally(request)
             except UnreachableError:
-                if _HERE in self._unresponsive:
+                if _LOCAL_NODE in self._unresponsive:
                     raise
         port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
         return self.ask_node(node, port, node, request, timeout_s=_wait_s(request))
 
     def _send_locally(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send the request to this node's agent over its socket."""
-        if _HERE in self._unresponsive:
-            raise UnreachableError(self._unresponsive[_HERE])
+        if _LOCAL_NODE in self._unresponsive:
+            raise UnreachableError(self._unresponsive[_LOCAL_NODE])
         began = self.clock()
         try:
             return self.ask_local(self.config.agent.run_dir, request, timeout_s=_wait_s(request))
         except UnreachableError as error:
             if self.clock() - began >= UNRESPONSIVE_S:
-                self._unresponsive[_HERE] = str(error)
+                self._unresponsive[_LOCAL_NODE] = str(error)
             raise
 
     # --- Slurm

@@ -99,7 +99,7 @@ class Service:
     _names: dict[int, str] = field(default_factory=dict)
     """UID -> name of the owners of jobs on this node, as far as they have been looked up for metrics."""
     _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
-    _seen: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
+    _slurm_states: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
     """Job ID -> time of the request to slurmctld and its result, see ``_slurms``."""
     _by_hand: dict[int, tuple[int, int, float]] = field(default_factory=dict)
     """Job ID -> its restart count, suspensions requested in that attempt, and the time of the last one (loop clock)."""
@@ -289,7 +289,7 @@ class Service:
         """
         now, _ = self._slurms(job.key.job_id, caller)
         if now is not None and now.ended:
-            raise _over(job.key.job_id, now)
+            raise _ended_error(job.key.job_id, now)
         return now
 
     def _unwatched(self, job_id: int, caller: Caller) -> RequestError:
@@ -298,7 +298,7 @@ class Service:
         what = self.work.under_way().get(job_id) or ("restoring" if self.registry.get(job_id) is not None else None)
         job, gone = self._slurms(job_id, caller)
         if gone or (job is not None and job.ended):  # and no epilog has reported it
-            return _over(job_id, job)
+            return _ended_error(job_id, job)
         if what is not None:  # its shepherd waits for the reply
             return RequestError("under-way", f"job {job_id} is being worked on: {what}")
         if job_id in self._with_option:
@@ -354,8 +354,10 @@ class Service:
         """
         clock = self.loop.clock()
         with self._lock:
-            self._seen = {number: word for number, word in self._seen.items() if 0 <= clock - word[0] < SEEN_S}
-            state = self._seen.get(job_id)
+            self._slurm_states = {
+                number: word for number, word in self._slurm_states.items() if 0 <= clock - word[0] < SEEN_S
+            }
+            state = self._slurm_states.get(job_id)
         if state is not None:
             return state[1:]
         self._limit(caller)
@@ -372,7 +374,7 @@ class Service:
         if not answers:
             return None, False
         with self._lock:
-            self._seen[job_id] = (clock, *answers[0])
+            self._slurm_states[job_id] = (clock, *answers[0])
         return answers[0]
 
     def _may_ask(self, caller: Caller) -> bool:
@@ -488,7 +490,7 @@ class Service:
         if job_id in self._with_option:
             self._with_option.discard(job_id)
             # slurmd waits for the epilog, and slurmctld for slurmd; only then does slurmctld have the job's next state.
-            self.ended.post(self._ended, job_id, ENDED_TRIES)
+            self.ended.post(self._report_end, job_id, ENDED_TRIES)
         return {"job_id": job_id}
 
     def left(self, job_id: int) -> None:
@@ -497,7 +499,7 @@ class Service:
             self._with_option.clear()
         self._with_option.add(job_id)
 
-    def _ended(self, job_id: int, tries: int) -> None:
+    def _report_end(self, job_id: int, tries: int) -> None:
         """Report to the keeper that a job has ended and whether it is requeued.
 
         Nothing is reported if slurmctld does not respond to any of the ``tries``.
@@ -509,12 +511,12 @@ class Service:
                     self.work.forget(job_id)
                 self.orchestration.keeper.ended(job_id, requeued=not job.ended)
             elif tries > 1:
-                self.ended.later(ENDED_WAIT_S, self._ended, job_id, tries - 1)
+                self.ended.later(ENDED_WAIT_S, self._report_end, job_id, tries - 1)
         except (AffinodeError, OSError) as error:
             log.warning("job %d: its checkpoint images are not cleaned up: %s", job_id, one_line(error))
 
 
-def _over(job_id: int, job: Job | None) -> RequestError:
+def _ended_error(job_id: int, job: Job | None) -> RequestError:
     return RequestError("ended", f"job {job_id} has ended" + ("" if job is None else f": {job.state}"))
 
 

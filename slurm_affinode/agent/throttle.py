@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 
-_OTHERS = object()
+_OTHER_HOLDERS = object()
 
 
 class Pace:
@@ -26,7 +26,7 @@ class Pace:
         if holder not in self._paid and len(self._paid) >= self._most:
             self._paid = {who: until for who, until in self._paid.items() if until > now}
             if len(self._paid) >= self._most:
-                holder = _OTHERS
+                holder = _OTHER_HOLDERS
         until = max(now, self._paid.get(holder, now)) + self._each_s
         if until > now + self._ahead_s + 1e-9:
             return False

@@ -137,7 +137,7 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
             unknown.alias("gpu_hours_idle_meanwhile"), unknown.alias("gpu_hours_unmet")
         )
     else:
-        holdings = _Held.of(idle, runs, since)
+        holdings = _IdleHoldings.of(idle, runs, since)
         idle_time = slots.integrals(holdings.group, holdings.start, holdings.end, holdings.rate)
         idle_while_waiting = idle_time * waiting
         lacking = np.minimum(requested, idle_while_waiting)
@@ -201,7 +201,7 @@ def _behind_larger(waits: pl.DataFrame, span: float) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _IdleHoldings:
     """Idle time of runs: rates of idle GPUs from ``start`` to ``end`` (ms since the begin of the interval)."""
 
     group: Ints
@@ -212,7 +212,7 @@ class _Held:
     rate: Floats
 
     @classmethod
-    def of(cls, idle: IdleTime, runs: pl.DataFrame, since: int) -> _Held:
+    def of(cls, idle: IdleTime, runs: pl.DataFrame, since: int) -> _IdleHoldings:
         totals, cells, allocations = idle.totals, idle.cells, idle.allocations
         cell, owner, share = owner_pairs(cells)
         row, partly_owner, partly_share = partly_pairs(totals, cells, allocations)
@@ -232,7 +232,7 @@ class _Held:
         )  # fmt: skip
 
 
-def _unmet_by_model(holdings: _Held, hours: Floats, keys: pl.DataFrame, models: pl.Series) -> pl.DataFrame:
+def _unmet_by_model(holdings: _IdleHoldings, hours: Floats, keys: pl.DataFrame, models: pl.Series) -> pl.DataFrame:
     """Return the unmet hours by partition and GPU model, most hours first."""
     rows = pl.DataFrame({"group": holdings.group, "device": holdings.device, "gpu_hours_unmet": hours})
     summed = rows.group_by("group", "device").agg(pl.col("gpu_hours_unmet").sum())
@@ -244,7 +244,7 @@ def _unmet_by_model(holdings: _Held, hours: Floats, keys: pl.DataFrame, models: 
     ).sort("gpu_hours_unmet", *_KEY, "gpu_model", descending=[True, False, False, False], nulls_last=True)  # fmt: skip
 
 
-def _holders(holdings: _Held, hours: Floats, about: pl.DataFrame) -> pl.DataFrame:
+def _holders(holdings: _IdleHoldings, hours: Floats, about: pl.DataFrame) -> pl.DataFrame:
     """Return the runs that held most of the idle GPUs that jobs waited for."""
     summed = pl.Series("gpu_hours_unmet", np.bincount(holdings.run, weights=hours, minlength=1))
     most = summed.to_frame().with_row_index("run").with_columns(pl.col("run").cast(pl.Int64))
@@ -254,7 +254,9 @@ def _holders(holdings: _Held, hours: Floats, about: pl.DataFrame) -> pl.DataFram
     return first.join(about.select("run", *_HOLDER), on="run", maintain_order="left")
 
 
-def _in_the_way(holders: pl.DataFrame, holdings: _Held, waits: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
+def _in_the_way(
+    holders: pl.DataFrame, holdings: _IdleHoldings, waits: pl.DataFrame, about: pl.DataFrame
+) -> pl.DataFrame:
     """Return holders with ``waiting_jobs``, the number of jobs that each was in the way of, and one of these: the one
     that waited beside most of its idle GPU-hours.
     """

@@ -466,7 +466,7 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
             np.fmax(busiest, values, out=busiest)
     time, reach = rows.ms[index], rows.reach[index]
     until = np.minimum(reach, np.repeat(pairs.end[which], count))
-    figures = _Seen(
+    figures = _PairRows(
         which, count, start, end, time, reach, until, until - time, signals, busiest, rows.fb[index], rows.power[index]
     )
     trailing.rows[which] += count
@@ -483,7 +483,7 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _PairRows:
     """Samples grouped by pair. ``pair``, ``count``, ``start`` and ``end`` have one element per pair, the others one per
     row."""
 
@@ -511,7 +511,7 @@ class _Seen:
     power: Floats
 
 
-def _fold_idle(rows: _Seen, trailing: Trailing, limit_pct: float) -> None:
+def _fold_idle(rows: _PairRows, trailing: Trailing, limit_pct: float) -> None:
     """Update the trailing idle window and the last activity of each pair."""
     pair, starts = rows.pair, rows.start
     position = np.arange(len(rows.time))
@@ -540,7 +540,7 @@ def _fold_idle(rows: _Seen, trailing: Trailing, limit_pct: float) -> None:
     trailing.last_active[pair[was]] = rows.time[last_active[was]]
 
 
-def _fold_all(rows: _Seen, trailing: Trailing) -> None:
+def _fold_all(rows: _PairRows, trailing: Trailing) -> None:
     """Update the figures that cover the whole run of each pair."""
     pair, starts = rows.pair, rows.start
     if (util := rows.signals.get(ACTIVITY.index("util_pct"))) is not None:
@@ -565,7 +565,7 @@ def _reset(trailing: Trailing, pair: Ints) -> None:
     trailing.fb_known_ms[pair] = trailing.power_known_ms[pair] = 0
 
 
-def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
+def _add(total: Floats, known_ms: Ints, rows: _PairRows, values: Floats) -> None:
     """Add value x time to ``total`` and the time with a value to ``known_ms``."""
     measured = ~np.isnan(values)
     total[rows.pair] += np.add.reduceat(np.where(measured, values, 0.0) * rows.ms, rows.start)

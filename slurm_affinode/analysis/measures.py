@@ -321,12 +321,12 @@ def _priced(every: pl.DataFrame, prices: PriceTable) -> pl.DataFrame:
         schema={"gpu_model": pl.String(), "price": pl.Float64()},
     )
     return every.join(table, on="gpu_model", how="left", nulls_equal=True, maintain_order="left").with_columns(
-        _over(pl.col("price") * pl.col("allocated_ms"), MS_PER_HOUR).alias("cost"),
-        _over(pl.col("price") * pl.col("idle"), MS_PER_HOUR).alias("idle_cost"),
+        _divide(pl.col("price") * pl.col("allocated_ms"), MS_PER_HOUR).alias("cost"),
+        _divide(pl.col("price") * pl.col("idle"), MS_PER_HOUR).alias("idle_cost"),
     )
 
 
-def _over(value: pl.Expr, unit: float) -> pl.Expr:
+def _divide(value: pl.Expr, unit: float) -> pl.Expr:
     """Return ``value / unit``, correctly rounded.
 
     Polars divides a column by a constant by multiplying with the reciprocal: one hour would become 0.9999999999999999.
@@ -363,7 +363,7 @@ def _measures() -> Mapping[str, pl.Expr]:
     measured = col("measured_ms")
 
     def hours(ms: pl.Expr) -> pl.Expr:
-        return _over(ms, MS_PER_HOUR)
+        return _divide(ms, MS_PER_HOUR)
 
     def where(weight: pl.Expr, value: pl.Expr) -> pl.Expr:
         return pl.when(weight > 0).then(value).otherwise(None)
@@ -385,10 +385,10 @@ def _measures() -> Mapping[str, pl.Expr]:
         "idle_mem_gib_h": where(col("fb_known") * measured, hours(col("fb_idle") / MIB_PER_GIB)),
         "fb_mean_gib": where(col("fb_known"), col("fb") / col("fb_known") / MIB_PER_GIB),
         "fb_peak_gib": col("fb_peak") / MIB_PER_GIB,
-        "energy_kwh": where(col("power_known"), _over(col("power"), MS_PER_HOUR * 1000)),
-        "idle_energy_kwh": where(col("power_known") * measured, _over(col("power_idle"), MS_PER_HOUR * 1000)),
+        "energy_kwh": where(col("power_known"), _divide(col("power"), MS_PER_HOUR * 1000)),
+        "idle_energy_kwh": where(col("power_known") * measured, _divide(col("power_idle"), MS_PER_HOUR * 1000)),
         "idle_windows": where(measured, col("windows")),
-        "longest_idle_s": where(measured, _over(col("longest_ms"), 1000)),
+        "longest_idle_s": where(measured, _divide(col("longest_ms"), 1000)),
         "cost": col("cost"),
         "idle_cost": where(measured, col("idle_cost")),
         "gpu_hours_by_labels": hours(col("labels_ms")),

@@ -52,7 +52,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _ARRAYS = (64 << 20, 32 << 20)
 """Values for ``M_MMAP_THRESHOLD``: larger arrays are still returned at once. glibc before 2.35 accepts at most the
 second one (``HEAP_MAX_SIZE / 2``)."""
-_KEPT = 512 << 20
+_RETAINED_BYTES = 512 << 20
 _STEP = 16 << 20
 
 
@@ -67,7 +67,7 @@ def keep_freed() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         # Setting only the other two would disable the dynamic adjustment of the first (mallopt(3)).
         if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _ARRAYS):
-            mallopt(_M_TRIM_THRESHOLD, _KEPT)
+            mallopt(_M_TRIM_THRESHOLD, _RETAINED_BYTES)
             mallopt(_M_TOP_PAD, _STEP)
 
 

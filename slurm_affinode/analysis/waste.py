@@ -104,7 +104,7 @@ Spans = tuple[Ints, Ints, Ints, Floats]
 def not_allocated_ms(existing: pl.DataFrame, allocated_slots: pl.DataFrame, lacking: pl.DataFrame) -> float:
     """Return the GPU time, ms, of GPUs that are known to have existed while no run held them.
 
-    ``existing``: from ``_existing``. ``allocated_slots``: ``slot``, ``start_ms``, ``end_ms`` of runs. ``lacking``:
+    ``existing``: from ``_device_spans``. ``allocated_slots``: ``slot``, ``start_ms``, ``end_ms`` of runs. ``lacking``:
     GPUs of runs that are mapped to no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``,
     ``end_ms``. They are assumed to be free GPUs of that node, or of the cluster, as far as there are any.
     """
@@ -143,7 +143,7 @@ def _spans(frame: pl.DataFrame, gpus: float) -> Spans:
     return place, start, end, np.full(len(place), gpus)
 
 
-def _existing(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
+def _device_spans(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
     """Return ``slot``, ``cluster``, ``node``, ``start_ms``, ``end_ms``: when each device is known to have existed.
 
     A device exists from its first to its last sample, and up to a limit of the interval less than a gap away.
@@ -388,7 +388,7 @@ def _total(
     total["users"] = about["user"].drop_nulls().n_unique()
     # Unallocated time belongs to no user, account or partition.
     partial = bool(query.partitions or query.accounts or query.users)
-    existing = _existing(joined, query.thresholds.max_gap_steps)
+    existing = _device_spans(joined, query.thresholds.max_gap_steps)
     free = None if partial or existing.is_empty() else _not_allocated_h(joined, existing, about, parts)
     allocated = total["gpu_hours_allocated"]
     total["unallocated_gpu_hours"] = free

@@ -49,18 +49,18 @@ class _Utf8(io.RawIOBase):
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
-        self._held = b""
+        self._pending = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         ended = False
-        while not self._held and not ended:
+        while not self._pending and not ended:
             data = self._file.read(_BLOCK)
             ended = not data
-            self._held = self._decoder.decode(data, final=ended).encode("utf-8", "replace")
-        chunk, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
+            self._pending = self._decoder.decode(data, final=ended).encode("utf-8", "replace")
+        chunk, self._pending = self._pending[: len(buffer)], self._pending[len(buffer) :]
         buffer[: len(chunk)] = chunk
         return len(chunk)
 

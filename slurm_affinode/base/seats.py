@@ -47,19 +47,19 @@ class Seats:
     def __init__(self, total: int, each: int) -> None:
         self._total = total
         self._each = each
-        self._taken: Counter[Hashable] = Counter()
+        self._seat_counts: Counter[Hashable] = Counter()
 
     def take(self, holder: Hashable, *, reserved: bool = False) -> bool:
         """Return ``False`` if no seat is left. ``reserved``: for root, exempt from the limits."""
-        if not reserved and (self._taken.total() >= self._total or self._taken[holder] >= self._each):
+        if not reserved and (self._seat_counts.total() >= self._total or self._seat_counts[holder] >= self._each):
             return False
-        self._taken[holder] += 1
+        self._seat_counts[holder] += 1
         return True
 
     @property
     def full(self) -> bool:
         """Whether all seats are taken."""
-        return self._taken.total() >= self._total
+        return self._seat_counts.total() >= self._total
 
     def to_vacate(self, holder: Hashable, waiting: Iterable[S]) -> S | None:
         """Return the connection whose seat ``holder`` may have if all are taken; ``None``: it has to go without one.
@@ -68,11 +68,15 @@ class Seats:
         """
         if not self.full:
             return None
-        more = [connection for connection in waiting if self._taken[connection.holder] > self._taken[holder] + 1]
-        return max(more, key=lambda connection: (self._taken[connection.holder], -connection.opened), default=None)
+        more = [
+            connection for connection in waiting if self._seat_counts[connection.holder] > self._seat_counts[holder] + 1
+        ]
+        return max(
+            more, key=lambda connection: (self._seat_counts[connection.holder], -connection.opened), default=None
+        )
 
     def leave(self, holder: Hashable) -> None:
         """Release a seat."""
-        self._taken[holder] -= 1
-        if self._taken[holder] <= 0:
-            del self._taken[holder]
+        self._seat_counts[holder] -= 1
+        if self._seat_counts[holder] <= 0:
+            del self._seat_counts[holder]

@@ -155,7 +155,7 @@ class _Call:
         self._call, self._late = call, late
         self._value: Any = None
         self._error: BaseException | None = None
-        self._left = False
+        self._is_abandoned = False
         self._lock = threading.Lock()
         self.over = threading.Event()
 
@@ -166,7 +166,7 @@ class _Call:
         except BaseException as error:
             self._error = error
         with self._lock:
-            remaining_s = self._left
+            remaining_s = self._is_abandoned
             if not remaining_s:
                 free()
             self.over.set()
@@ -176,8 +176,8 @@ class _Call:
     def leave(self) -> bool:
         """Abandon the call; ``False``: it has returned already."""
         with self._lock:
-            self._left = not self.over.is_set()
-            return self._left
+            self._is_abandoned = not self.over.is_set()
+            return self._is_abandoned
 
     def result(self) -> Any:
         """Return the result of a finished call, or raise its error."""

@@ -15,7 +15,7 @@ _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*="""
 )
 _WORD = re.compile(r"""[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'""")
-_AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
+_POSITION = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
     if text.startswith("\ufeff"):  # invisible to the user
         return TomlFault(1, "not TOML: begins with a byte order mark", "save it as UTF-8 without a BOM")
     reason = str(error)
-    match = _AT.search(reason)
+    match = _POSITION.search(reason)
     line = max(1, len(text.splitlines())) if match is None or match[1] is None else int(match[1])
-    message = _AT.sub("", reason).strip().rstrip(":")
+    message = _POSITION.sub("", reason).strip().rstrip(":")
     shown = next(iter(text.splitlines()[line - 1 : line]), "").strip()
     message = f"{message}: {shown}" if shown else message
     return TomlFault(line, f"not TOML: {message}", next((hint for part, hint in _REPAIRS if part in message), _REPAIR))

@@ -61,7 +61,7 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     administrator, or a note beside the shared store is not signed by a node.
     """
     with _tiers(config) as tiers:
-        listing = _listed(tiers, jobs)
+        listing = _list_images(tiers, jobs)
         signer = signer_of(config)
         absences = absences_of(config, signer)
         notes_of(config, signer, tiers).all()
@@ -77,7 +77,7 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _ImageListing:
     """The contents of the stores."""
 
     sound: Sequence[tuple[Tier, Image]]
@@ -94,7 +94,7 @@ class _Listed:
     """Files beside the shared store that are not signed by a node."""
 
 
-def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
+def _list_images(tiers: Tiers, jobs: tuple[str, ...]) -> _ImageListing:
     selected = _JobSelection.of(jobs)
     chosen = [(tier, image) for tier in tiers.tiers for image in _chosen(tier.store, selected)]
     damaged = [f"{image}, in {tier.store.path}" for tier, image in chosen if isinstance(image, ImageDamaged)]
@@ -104,7 +104,7 @@ def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
         for name in tier.store.aside()
         if selected.has(name.partition("/")[0])
     ]
-    return _Listed(
+    return _ImageListing(
         sound=[(tier, image) for tier, image in chosen if isinstance(image, Image)],
         begun=[
             (tier, facts, held_bytes)
@@ -119,7 +119,7 @@ def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     )
 
 
-def _as_json(listing: _Listed) -> dict[str, Any]:
+def _as_json(listing: _ImageListing) -> dict[str, Any]:
     return {
         "images": [
             {"store": str(tier.store.path), "tier": tier.name, **summary(image.manifest)}
@@ -145,7 +145,7 @@ def _as_json(listing: _Listed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(listing: _Listed) -> None:
+def _print(listing: _ImageListing) -> None:
     print_table(
         ("job", "seq", "user", "from", f"dumped ({zone()})", "GPUs", "GPU memory", "size", "tiers"),
         _rows(listing.sound, listing.begun),

@@ -195,8 +195,9 @@ def _show_target(target: TargetEvaluation) -> None:
                 "under, upper bound")  # fmt: skip
     rows = [
         (quality.predictor + (" (used)" if quality.predictor == target.choice.predictor else ""), f"{quality.jobs:,}",
-         _loss(quality.pinball, target.unit), _share(quality.coverage), _over(quality.over_requested),
-         percent(quality.under_requested), _over(quality.upper_over_requested), _share(quality.upper_under_requested))
+         _loss(quality.pinball, target.unit), _share(quality.coverage), _whole_percent(quality.over_requested),
+         percent(quality.under_requested), _whole_percent(quality.upper_over_requested),
+         _share(quality.upper_under_requested))
         for quality in target.qualities
     ]  # fmt: skip
     print_table(headings, rows, title=f"{target.target}: {target.choice.predictor}, {target.choice.reason}",
@@ -290,7 +291,7 @@ def _loss(value: float, unit: str) -> str:
     return size(round(value)) if unit == "bytes" else f"{value:,.1f} {unit}"
 
 
-def _over(value: float | None) -> str:
+def _whole_percent(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:,.0f} %"
 
 

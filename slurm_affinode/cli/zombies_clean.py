@@ -223,7 +223,7 @@ class Session:
         keys = [finding.key for finding in self.assessment.findings if finding.since is None]
         self.log.see(keys, now, all_of=self._looked_at_all())
         self.ledger = self.log.ledger(now)
-        over = self._over()
+        over = self._ended_findings()
         findings = [finding for finding in self.assessment.findings if finding.key not in over]
         decided = plan(findings, self.request.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
@@ -236,7 +236,7 @@ class Session:
             Action("none", finding, "ended", text) for finding in self.assessment.findings if finding.key in over
         ]
 
-    def _over(self) -> frozenset[str]:
+    def _ended_findings(self) -> frozenset[str]:
         """Return the keys of findings about jobs that ran when accounting was read and have ended since."""
         running = [finding for finding in self.assessment.findings if finding.job is not None and finding.job.running]
         if self.jobs is None or not running:

@@ -278,16 +278,16 @@ def extra_s(settings: Settings, finding: Finding) -> float:
 
 def enough_idle(settings: Settings, finding: Finding) -> bool:
     """Return whether enough of the job's GPUs are idle to cancel it. Unknown GPUs do not count as idle."""
-    gpu_count = _held(finding)
+    gpu_count = _held_gpus(finding)
     return gpu_count > 0 and len(finding.flagged_gpus) / gpu_count >= settings.gpu_fraction
 
 
 def _gpus_needed(settings: Settings, finding: Finding) -> int:
     """Return the number of GPUs that must be idle."""
-    return max(1, math.ceil(settings.gpu_fraction * _held(finding) - 1e-9))
+    return max(1, math.ceil(settings.gpu_fraction * _held_gpus(finding) - 1e-9))
 
 
-def _held(finding: Finding) -> int:
+def _held_gpus(finding: Finding) -> int:
     return finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
 
 
@@ -390,10 +390,10 @@ class _Case:
 
     def _job(self, job: JobAttempt) -> Action:
         finding, settings = self.finding, self.settings
-        keep_action = self._kept(job)
+        keep_action = self._exemption(job)
         if keep_action is not None:
             return keep_action
-        gpu_count = _held(finding)
+        gpu_count = _held_gpus(finding)
         small = self._small(job, gpu_count)
         if small is not None:
             return small
@@ -408,7 +408,7 @@ class _Case:
             return self.none("unknown", "it is not known since when")
         return self._stage(stages_of(settings, finding), since)
 
-    def _kept(self, job: JobAttempt) -> Action | None:
+    def _exemption(self, job: JobAttempt) -> Action | None:
         """Return no action if the owner has exempted the job."""
         keep = self.ledger.keeps.get((self.finding.cluster, job.job_id))
         if keep is not None and self.now < keep.until and _is_same_attempt(job.submit, keep.submit):
@@ -469,7 +469,7 @@ class _Case:
         if weak is not None:
             return self.none("weak-evidence", f"{warned}; {weak}")
         if not enough_idle(self.settings, self.finding):
-            text = f"only {len(self.finding.flagged_gpus)} of its {counted(_held(self.finding), 'GPU')} idle"
+            text = f"only {len(self.finding.flagged_gpus)} of its {counted(_held_gpus(self.finding), 'GPU')} idle"
             return self.none("fraction", f"{warned}; {text}, less than the rule asks for")
         return self.do("cancel", warned)
 
@@ -498,11 +498,11 @@ class _Case:
     def _matter(self) -> Action:
         settings, finding, subject = self.settings, self.finding, self.finding.subject
         if finding.kind in SHAPE_KINDS and isinstance(subject, JobAttempt):
-            small = self._small(subject, _held(finding))
+            small = self._small(subject, _held_gpus(finding))
             if small is not None:
                 return small
         if finding.diagnosis is not None and finding.owner is not None:
-            spared = self._kept(finding.owner) or self._small(finding.owner, _held(finding))
+            spared = self._exemption(finding.owner) or self._small(finding.owner, _held_gpus(finding))
             if spared is not None:
                 return spared
         text = finding.summary or finding.kind

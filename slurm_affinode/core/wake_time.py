@@ -30,16 +30,18 @@ def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
         return _moment_after(since, int(span[1]) * _SPAN_UNITS[span[2]])
     today = datetime.fromtimestamp(since, zone).date()
     if text == "tomorrow":
-        return _at(today + timedelta(days=1), time(0), zone)
+        return _epoch(today + timedelta(days=1), time(0), zone)
     clock = _CLOCK.get(text)
     if clock is None and re.fullmatch(r"\d?\d:\d\d(?::\d\d)?", text):
         clock = time.fromisoformat(_full_hour(text))
     if clock is not None:
-        moment = _at(today, clock, zone)
-        return moment if moment > since else _at(today + timedelta(days=1), clock, zone)
+        moment = _epoch(today, clock, zone)
+        return moment if moment > since else _epoch(today + timedelta(days=1), clock, zone)
     if re.fullmatch(r"\d{4}-\d\d-\d\d(?:T\d?\d:\d\d(?::\d\d)?)?", text):
         day, separator, clock_text = text.partition("T")
-        return _at(date.fromisoformat(day), time.fromisoformat(_full_hour(clock_text)) if separator else time(0), zone)
+        return _epoch(
+            date.fromisoformat(day), time.fromisoformat(_full_hour(clock_text)) if separator else time(0), zone
+        )
     raise ValueError(f"{text!r} is not a time to wake at")
 
 
@@ -54,7 +56,7 @@ def _full_hour(clock: str) -> str:
     return clock if clock[2] == ":" else f"0{clock}"
 
 
-def _at(day: date, clock: time, zone: tzinfo | None) -> float:
+def _epoch(day: date, clock: time, zone: tzinfo | None) -> float:
     return datetime.combine(day, clock, tzinfo=zone).timestamp()
 
 

@@ -130,7 +130,7 @@ carried over to a later stage."""
 
 _STAGE = 1 << 40  # above any elapsed time in seconds
 _OLD = "\N{LEFTWARDS ARROW}"  # suffix of the columns from the database; no schema has such a name
-_SEEN = "seen" + _OLD
+_IS_STORED = "seen" + _OLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +151,25 @@ def merge(incoming: pl.DataFrame, existing: pl.DataFrame, key: Sequence[str]) ->
         return Merged(single, single.height, 0, incoming.height - single.height)
     values = [name for name in incoming.columns if name not in key]
     joined = single.join(
-        existing.with_columns(pl.lit(1, pl.Int8).alias(_SEEN)), on=list(key), how="left", suffix=_OLD,
+        existing.with_columns(pl.lit(1, pl.Int8).alias(_IS_STORED)), on=list(key), how="left", suffix=_OLD,
         maintain_order="left",
     )  # fmt: skip
     wins = _order(values) >= _order(values, _OLD)
     surpasses = _stage(values) > _stage(values, _OLD)
-    was_seen = pl.col(_SEEN).is_not_null()
+    was_seen = pl.col(_IS_STORED).is_not_null()
     merged = joined.select(
         *key,
         *(_value(name, wins, surpasses, was_seen).alias(name) for name in values),
-        was_seen.alias(_SEEN),
+        was_seen.alias(_IS_STORED),
         pl.any_horizontal(
             pl.lit(False), *(_value(name, wins, surpasses, was_seen).ne_missing(pl.col(name + _OLD)) for name in values)
         )
         .and_(was_seen)
         .alias("changed" + _OLD),
     )
-    new = merged.height - int(merged.get_column(_SEEN).sum())
+    new = merged.height - int(merged.get_column(_IS_STORED).sum())
     updated = int(merged.get_column("changed" + _OLD).sum())
-    to_write = merged.filter(~pl.col(_SEEN) | pl.col("changed" + _OLD)).select(incoming.columns)
+    to_write = merged.filter(~pl.col(_IS_STORED) | pl.col("changed" + _OLD)).select(incoming.columns)
     return Merged(to_write, new, updated, incoming.height - new - updated)
 
 
@@ -242,7 +242,7 @@ def upsert_stored(
     counts = Counts(unchanged=stored.height - single.height)
     holds_rows = connection.execute(select(1).select_from(table).limit(1)).first() is not None
     for part in single.iter_slices(SLICE):
-        incoming, existing = part, _existing(connection, table, schema, part) if holds_rows else part.clear()
+        incoming, existing = part, _stored_rows(connection, table, schema, part) if holds_rows else part.clear()
         if align is not None and not existing.is_empty():
             incoming, existing = align(incoming, existing)
         merged = merge(incoming, existing, key)
@@ -297,7 +297,7 @@ def _statement(connection: Connection, table: Table, columns: Sequence[str]) -> 
     )
 
 
-def _existing(
+def _stored_rows(
     connection: Connection, table: Table, schema: dict[str, pl.DataType], frame: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the rows of ``table`` with the clusters and job IDs of ``frame``: they may be the same runs."""

@@ -75,10 +75,10 @@ def _values(entry: LedgerEntry) -> dict[str, str | int | None]:
 
 def _asleep() -> ColumnElement[bool]:
     """Return the condition for suspensions that are neither restored nor over."""
-    return and_(table.c.queued_ms.is_not(None), _over().is_(None))
+    return and_(table.c.queued_ms.is_not(None), _end_ms().is_(None))
 
 
-def _over() -> ColumnElement[int]:
+def _end_ms() -> ColumnElement[int]:
     return func.coalesce(table.c.restoring_ms, table.c.ended_ms)
 
 
@@ -205,7 +205,7 @@ class Repository(AccountingQueries, IngestJournal):
     def suspensions(self, since: datetime, until: datetime) -> list[LedgerEntry]:
         """Return suspensions that began before ``until`` and were not over before ``since``, oldest first."""
         since_ms, until_ms = floor_s(since) * 1000, ceil_s(until) * 1000
-        reaches = or_(table.c.began_ms >= since_ms, _over() >= since_ms, _asleep())
+        reaches = or_(table.c.began_ms >= since_ms, _end_ms() >= since_ms, _asleep())
         chosen = select(*(table.c[name] for name in COLUMNS)).where(table.c.began_ms < until_ms, reaches)
         with reading(self._engine) as connection:
             rows = connection.execute(chosen.order_by(table.c.began_ms, table.c.cluster, table.c.job_id)).all()

@@ -74,12 +74,20 @@ ACCOUNTS = {
     "femi": "chemistry", "gus": "climate", "hana": "climate", "ivo": "teaching",
 }  # fmt: skip
 
-_DONE = (("COMPLETED", 0.85), ("FAILED", 0.07), ("CANCELLED by 1004", 0.05), ("OUT_OF_MEMORY", 0.03))
+_END_STATES = (("COMPLETED", 0.85), ("FAILED", 0.07), ("CANCELLED by 1004", 0.05), ("OUT_OF_MEMORY", 0.03))
 KINDS: tuple[JobKind, ...] = (
     JobKind(
-        "train", 5.0, (4, 4, 8, 2), (3, 20), _DONE, ("ada", "chen", "dara", "gus"), ("pretrain-350m", "resnet-sweep")
+        "train",
+        5.0,
+        (4, 4, 8, 2),
+        (3, 20),
+        _END_STATES,
+        ("ada", "chen", "dara", "gus"),
+        ("pretrain-350m", "resnet-sweep"),
     ),
-    JobKind("finetune", 6.0, (1, 1, 2), (0.7, 6), _DONE, ("bo", "chen", "eli"), ("finetune-lora", "md-potential")),
+    JobKind(
+        "finetune", 6.0, (1, 1, 2), (0.7, 6), _END_STATES, ("bo", "chen", "eli"), ("finetune-lora", "md-potential")
+    ),
     JobKind(
         "notebook",
         5.0,
@@ -100,8 +108,8 @@ KINDS: tuple[JobKind, ...] = (
         ("keep-warm", "eval_server <old>"),
     ),
     JobKind("server", 1.2, (1, 2), (20, 44), (("TIMEOUT", 1.0),), ("hana", "chen"), ("llm-endpoint",), "long"),
-    JobKind("cpu-only", 1.6, (1,), (1, 8), _DONE, ("eli", "gus"), ("preprocess",)),
-    JobKind("one-of-many", 1.4, (4,), (4, 14), _DONE, ("femi", "ivo"), ("train.py --gpus 4",)),
+    JobKind("cpu-only", 1.6, (1,), (1, 8), _END_STATES, ("eli", "gus"), ("preprocess",)),
+    JobKind("one-of-many", 1.4, (4,), (4, 14), _END_STATES, ("femi", "ivo"), ("train.py --gpus 4",)),
 )
 
 

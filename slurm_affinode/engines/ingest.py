@@ -43,14 +43,14 @@ class EngineTotals:
     failed_scrapes: int = 0
     engines: Counter[str] = field(default_factory=Counter)
     """Kind of engine -> number of engines."""
-    _seen: set[tuple[str | None, ...]] = field(default_factory=set)
+    _identities: set[tuple[str | None, ...]] = field(default_factory=set)
 
     def count(self, frame: pl.DataFrame, _: ReadingNotes) -> pl.DataFrame:
         """Count the samples in ``frame`` (``SAMPLES``) and return it unchanged."""
         self.failed_scrapes += int(frame["error"].is_not_null().sum())
         for identity in frame.select(*IDENTITY).unique().iter_rows():
-            if identity not in self._seen:
-                self._seen.add(identity)
+            if identity not in self._identities:
+                self._identities.add(identity)
                 self.engines[str(identity[3])] += 1
         return frame
 

@@ -85,7 +85,7 @@ class EngineCollector:
         self._builder = builder
         self._notes = notes
         self._options = options
-        self._held: list[pl.DataFrame] = []
+        self._entries: list[pl.DataFrame] = []
         self._down: list[tuple[dict[str, str], pl.DataFrame]] = []
 
     def add(self, series: dict[str, Any], number: int) -> None:
@@ -97,7 +97,7 @@ class EngineCollector:
             return
         entries = response_entries(series, number, self._notes, self._options, self._builder)
         if len(entries):
-            self._held.append(entries)
+            self._entries.append(entries)
 
     def frames(self, inside: pl.Expr) -> list[pl.DataFrame]:
         """Return the samples of the window."""
@@ -105,8 +105,8 @@ class EngineCollector:
         for labels, points in self._down:
             times: list[datetime] = points.filter(inside)["time"].to_list()
             self._builder.failed(labels, times, "the scrape of Prometheus failed (up is 0)")
-        if self._held:
-            frames += self._builder.add(pl.concat(self._held).filter(inside))
+        if self._entries:
+            frames += self._builder.add(pl.concat(self._entries).filter(inside))
         frames += self._builder.rest()
         return frames
 

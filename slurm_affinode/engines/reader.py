@@ -110,8 +110,8 @@ class EngineReader:
         self._scrapes = ScrapeCounter()
         self._scraped_ms: int | None = None
         """Time of the last scrape of a recording."""
-        self._ended = False
-        self._known: dict[tuple[str, str], list[int] | str] = {}
+        self._has_end = False
+        self._outcomes: dict[tuple[str, str], list[int] | str] = {}
         self._last_times: pl.DataFrame | None = None
         """Series and time of its last sample."""
 
@@ -128,7 +128,7 @@ class EngineReader:
                 raise
             what = str(error).removeprefix(f"{error.where}: ")
             self._notes.problem(line, f"{what}: the lines before are read", strict=False)
-        if self._openmetrics and not self._ended:
+        if self._openmetrics and not self._has_end:
             self._notes.problem(
                 line or None, "is cut off: it does not end in '# EOF'; the lines before are read",
                 strict=self._options.strict,
@@ -139,7 +139,7 @@ class EngineReader:
         frame = block.lines.select("line", "number")
         content = frame.filter(pl.col("line").str.strip_chars() != "")
         if len(content):
-            self._ended = content["line"].tail(1).str.contains(r"^#\s*EOF\s*$").item()
+            self._has_end = content["line"].tail(1).str.contains(r"^#\s*EOF\s*$").item()
         frame = self._without_cut_line(frame, block)
         frame = frame.with_columns(pl.col("line").str.extract(NAME, 1).alias("name"))
         frame = frame.with_columns(
@@ -235,9 +235,9 @@ class EngineReader:
         numbers: list[tuple[str, str, int]] = []
         rejected: list[tuple[str, str, str]] = []
         for key in distinct.iter_rows():
-            if key not in self._known:
-                self._known[key] = self._series(*key)
-            outcome = self._known[key]
+            if key not in self._outcomes:
+                self._outcomes[key] = self._series(*key)
+            outcome = self._outcomes[key]
             if isinstance(outcome, str):
                 rejected.append((*key, outcome))
             else:

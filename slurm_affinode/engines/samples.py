@@ -115,7 +115,7 @@ class SampleBuilder:
         self._table: EngineTable = metric_table.load()
         self._endpoints: dict[_Endpoint, int] = {}
         self._combinations: dict[_Combination, int] = {}
-        self._listed: list[_Combination] = []
+        self._indexed_combinations: list[_Combination] = []
         self._defining: set[int] = set()
         """Combinations with a series that makes an engine."""
         self._series: list[tuple[int, int, float | None, float | None]] = []
@@ -123,7 +123,7 @@ class SampleBuilder:
         self._sources: list[MetricSource] = list(self._table.sources)
         self._exported: dict[tuple[str, str], int] = {}
         self._label_bytes = 0
-        self._held: list[pl.DataFrame] = []
+        self._entries: list[pl.DataFrame] = []
         self._count = 0
         self._scrapes: list[pl.DataFrame] = []
         self._last_engines: pl.DataFrame | None = None
@@ -186,8 +186,8 @@ class SampleBuilder:
         endpoint_index = self._endpoints.setdefault(endpoint, len(self._endpoints))
         combination = _Combination(endpoint_index, source.engine, served, ranked)
         index = self._combinations.setdefault(combination, len(self._combinations))
-        if index == len(self._listed):
-            self._listed.append(combination)
+        if index == len(self._indexed_combinations):
+            self._indexed_combinations.append(combination)
         if not source.attached and source.engine != PROCESS:
             self._defining.add(index)
         constant = None if source.label is None else _number(labels.get(source.label))
@@ -212,22 +212,22 @@ class SampleBuilder:
             self._scrapes.append(scrapes)
         if entries.is_empty():
             return
-        self._held.append(entries)
+        self._entries.append(entries)
         self._count += len(entries)
         if self._count >= self._limit:
-            rows = pl.concat(self._held)
+            rows = pl.concat(self._entries)
             complete = rows["time"] < rows["time"].max()
             rest = rows.filter(~complete)
             # A file sorted by series may have its latest time anywhere, so everything held is returned.
             ready = rows.filter(complete) if 2 * len(rest) < len(rows) else rows
-            self._held = [rest] if ready is not rows else []
-            self._count = sum(len(frame) for frame in self._held)
+            self._entries = [rest] if ready is not rows else []
+            self._count = sum(len(frame) for frame in self._entries)
             yield from self._samples(ready, last=False)
 
     def rest(self) -> Iterator[pl.DataFrame]:
         """Yield the samples that are still held."""
-        rows = pl.concat(self._held) if self._held else pl.DataFrame(schema=ENTRIES)
-        self._held, self._count = [], 0
+        rows = pl.concat(self._entries) if self._entries else pl.DataFrame(schema=ENTRIES)
+        self._entries, self._count = [], 0
         yield from self._samples(rows, last=True)
         yield from self._failed()
 
@@ -284,7 +284,7 @@ class SampleBuilder:
 
     def _assigned(self, entries: pl.DataFrame) -> pl.DataFrame:
         """Replace each combination by the engines that it belongs to; drop what belongs to none."""
-        combinations = self._listed
+        combinations = self._indexed_combinations
         where = pl.Series([combination.endpoint for combination in combinations], dtype=pl.UInt32)
         present: dict[int, list[int]] = {}
         for index in entries["at"].unique().sort():
@@ -324,7 +324,7 @@ class SampleBuilder:
 
     def _resolved(self, indexes: Sequence[int]) -> list[tuple[int, int]]:
         """Return pairs of a combination and an engine that it belongs to, for the combinations seen at one time."""
-        labels_by_index = {index: self._listed[index].labels for index in indexes}
+        labels_by_index = {index: self._indexed_combinations[index].labels for index in indexes}
         numbers = {labels: index for index, labels in labels_by_index.items()}
         owners = metric_table.owners(
             numbers, (labels for index, labels in labels_by_index.items() if index in self._defining)
@@ -435,7 +435,7 @@ class SampleBuilder:
                 combination.rank,
                 *endpoints[combination.endpoint][3:],
             )
-            for combination in self._listed
+            for combination in self._indexed_combinations
         ]
         table = pl.DataFrame(whole, schema={**IDENTITY, **OWNER}, orient="row")
         identified = wide.with_columns(table[name].gather(wide["at"]).alias(name) for name in table.columns)

@@ -168,7 +168,7 @@ class JobFinder:
         self._proc = proc
         self._cgroups = cgroups
         self._trusted_uid = trusted_uid
-        self._known: dict[Id, JobRef] = {}
+        self._job_refs: dict[Id, JobRef] = {}
 
     def started(self, pid: int) -> int | None:
         """Return the start time of a process in ticks since boot, or None. With the PID it is unique."""
@@ -190,17 +190,17 @@ class JobFinder:
         """Return the job of a process that is held, or None if it has no job or is gone."""
         try:
             key = process.id
-            if key in self._known:
-                return self._known[key]
+            if key in self._job_refs:
+                return self._job_refs[key]
             ref_ = self._find(process)
             process.stat()  # raises if it ended meanwhile, in which case data may be missing
         except OSError:
             return None
         if ref_ is not None:
-            if len(self._known) >= _REMEMBERED:
+            if len(self._job_refs) >= _REMEMBERED:
                 # Copy, because another thread may change it meanwhile.
-                self._known = {k: v for k, v in tuple(self._known.items()) if self.started(k.pid) == k.started}
-            self._known[key] = ref_
+                self._job_refs = {k: v for k, v in tuple(self._job_refs.items()) if self.started(k.pid) == k.started}
+            self._job_refs[key] = ref_
         return ref_
 
     def _find(self, process: Process) -> JobRef | None:

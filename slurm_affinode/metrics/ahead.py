@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_HELD = 2
+_QUEUE_SIZE = 2
 """Items of a source that wait to be consumed."""
 _WAIT_S = 0.2
 _END_S = 2.0
@@ -75,7 +75,7 @@ class _Reading(Generic[Item]):
     """A source that a thread reads."""
 
     def __init__(self, produce: Callable[[], Generator[Item, None, None]]) -> None:
-        self._items: queue.Queue[Item | _Failure | _End] = queue.Queue(_HELD)
+        self._items: queue.Queue[Item | _Failure | _End] = queue.Queue(_QUEUE_SIZE)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(produce,), daemon=True)
         self._thread.start()

@@ -50,7 +50,7 @@ def samples(averages: pl.DataFrame) -> pl.DataFrame:
         _with_next(runs)
         .with_columns(_times().alias("time"))
         .explode("time")
-        .filter(~_taken())
+        .filter(~_is_set_by_next())
         .with_columns(
             pl.when(pl.col("time") < pl.col("end")).then(pl.col(name)).otherwise(None).alias(name) for name in _VALUES
         )
@@ -94,7 +94,7 @@ def _times() -> pl.Expr:
     return (pl.col("start").dt.epoch("ms") + offsets_ms).cast(pl.List(pl.Datetime("ms"))).cast(pl.List(TIME))
 
 
-def _taken() -> pl.Expr:
+def _is_set_by_next() -> pl.Expr:
     """Whether the next run determines the value at the time of this sample."""
     closing = pl.col("time") >= pl.col("end")
     from_next = pl.col("time") >= pl.col("next_start")

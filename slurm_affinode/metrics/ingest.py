@@ -298,10 +298,10 @@ class SourceRun:
         self._options = options
         self._reader = reader
         self._format = format
-        self._known = known_sources
+        self._known_sources = known_sources
         self._now = now
         self._advance = advance
-        self._seen = SeenFiles()
+        self._seen_files = SeenFiles()
         self._outcomes: dict[str, FileOutcome] = {}
         self._durable: list[str] = []
         self._current: Path | None = None
@@ -347,7 +347,7 @@ class SourceRun:
             notes.unknown = ready.unknown
             return "prometheus", iter((ready.samples,)), ready.digest
         digest = self._reader.fingerprint(path, notes.name, self._options, self._format)
-        if digest in self._known:
+        if digest in self._known_sources:
             raise _KnownError(digest)
 
         def advance(count: int) -> None:
@@ -409,7 +409,7 @@ class SourceRun:
             if inputs.size(path) <= inputs.SMALL_FILE_BYTES:
                 with contextlib.suppress(AffinodeError):  # reported when the file is read alone
                     digests[path] = self._reader.fingerprint(path, str(path), self._options, self._format)
-        new = [path for path, digest in digests.items() if digest not in self._known]
+        new = [path for path, digest in digests.items() if digest not in self._known_sources]
         samples_by_path = self._reader.read_small(new, self._options, self._format)
         if not samples_by_path:
             return {}
@@ -447,8 +447,8 @@ class SourceRun:
             source = SampleSource(name, digest, origin)
             addition = add(_not_empty(file_history.watch(frames, notes), notes, self._reader), source)
             self._outcomes[name] = replace(_outcome(notes, addition, started, self._now()), format=kind)
-            self._seen.devices |= file_history.devices
-            self._seen.nodes |= file_history.nodes
+            self._seen_files.devices |= file_history.devices
+            self._seen_files.nodes |= file_history.nodes
         except _KnownError as known_error:
             self._outcomes[name] = FileOutcome(name, "known", fingerprint=known_error.fingerprint)
         except (UnreachableError, DiskError):
@@ -483,8 +483,8 @@ class SourceRun:
             samples=sum(file.samples for file in files),
             new=totals.new if totals else 0,
             duplicates=totals.duplicates if totals else 0,
-            devices=len(self._seen.devices),
-            nodes=len(self._seen.nodes),
+            devices=len(self._seen_files.devices),
+            nodes=len(self._seen_files.nodes),
             first=first,
             last=last,
             steps_s=steps,
@@ -499,7 +499,7 @@ class SourceRun:
 
     def steps(self, store: SampleStore) -> tuple[tuple[float, int], ...]:
         """Return the sampling intervals in seconds with their numbers of devices, for the devices and days read."""
-        return sampling_steps(store, *self._span(), self._seen.devices)
+        return sampling_steps(store, *self._span(), self._seen_files.devices)
 
 
 def sampling_steps(

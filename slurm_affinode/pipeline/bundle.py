@@ -87,13 +87,13 @@ class Redactor:
     def __init__(self, secrets: Iterable[str]) -> None:
         # The longest first: one may be a part of another.
         known_secrets = sorted({secret for secret in secrets if len(secret) >= _LEAST}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, known_secrets))) if known_secrets else None
+        self._secrets = re.compile("|".join(map(re.escape, known_secrets))) if known_secrets else None
         self.removed = 0
 
     def __call__(self, text: str) -> str:
         """Return the text without secrets."""
-        if self._known is not None:
-            text, count = self._known.subn(HIDDEN, text)
+        if self._secrets is not None:
+            text, count = self._secrets.subn(HIDDEN, text)
             self.removed += count
         for pattern, replacement in _PATTERNS:
             text, count = pattern.subn(replacement, text)

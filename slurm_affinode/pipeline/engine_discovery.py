@@ -300,7 +300,7 @@ class EngineScraper:
         """Port -> time from which it is scraped again, and how long it was left alone."""
         self._refusals: dict[Id, tuple[float, int]] = {}
         """Process -> time from which ports that are no known engines are probed, and the number of refusals."""
-        self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[DiscoveredEngine]]] = {}
+        self._discovered: dict[tuple[Id, int], tuple[float, ListeningPort, list[DiscoveredEngine]]] = {}
         """Port -> time of its last good scrape, and its engines then."""
         self._proven: set[tuple[Id, int]] = set()
         """Ports that have responded as engines at any time."""
@@ -327,7 +327,7 @@ class EngineScraper:
         """Scrape these ports. Raises ``ExhaustedError``."""
         keys = {port.key for port in listening_ports}
         self._quiet = {key: pause for key, pause in self._quiet.items() if key in keys}
-        self._known = {key: last for key, last in self._known.items() if key in keys}
+        self._discovered = {key: last for key, last in self._discovered.items() if key in keys}
         self._proven &= keys
         self._refusals = {process: refusals for process, refusals in self._refusals.items() if self._lives(process)}
         due, waiting = self._due(listening_ports)
@@ -346,7 +346,7 @@ class EngineScraper:
         serving = {process for process, _ in self._proven}
         probed: set[Id] = set()
         for port in sorted(listening_ports, key=lambda port: (self._quiet.get(port.key, (0.0, 0.0))[1], port.rank)):
-            is_known, paused = port.key in self._known, self._quiet.get(port.key, (now, 0.0))[0] > now
+            is_known, paused = port.key in self._discovered, self._quiet.get(port.key, (now, 0.0))[0] > now
             if is_known and self._once:
                 continue
             if paused:
@@ -367,7 +367,7 @@ class EngineScraper:
                 port.inode, int(port.job), port.port, engines[0].address, engines[0].user,
                 tuple((engine.reading.engine, engine.reading.model, engine.reading.rank) for engine in engines),
             )
-            for _, port, engines in self._known.values()
+            for _, port, engines in self._discovered.values()
         ]  # fmt: skip
 
     def _scrape_port(self, port: ListeningPort) -> list[DiscoveredEngine]:
@@ -390,7 +390,7 @@ class EngineScraper:
             name = f"[{port.host}]" if ":" in port.host else port.host
             address, user = f"{name}:{port.port}", _name_of(port.uid)
             engines = [DiscoveredEngine(reading, address, port.job, user, took_s) for reading in readings]
-            self._known[port.key] = self._now(), port, engines
+            self._discovered[port.key] = self._now(), port, engines
             self._proven.add(port.key)
             self._quiet.pop(port.key, None)
             return engines
@@ -401,9 +401,9 @@ class EngineScraper:
 
     def _down(self, port: ListeningPort, took_s: float | None) -> list[DiscoveredEngine]:
         """Return the engines of a port that does not respond; none once that has lasted for ``RETRY_S``."""
-        last, _, engines = self._known.get(port.key, (float("-inf"), port, []))
+        last, _, engines = self._discovered.get(port.key, (float("-inf"), port, []))
         if self._now() - last > RETRY_S:
-            self._known.pop(port.key, None)
+            self._discovered.pop(port.key, None)
             return []
         return [
             replace(engine, reading=replace(engine.reading, values={}, buckets={}), took_s=took_s, up=False)

@@ -25,7 +25,7 @@ TIMEOUT_S = 150.0
 _COMMAND = ("slurm-affinode", "doctor", "--json")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _STATUSES = (OK, PROBLEM, UNREACHABLE, SKIPPED)
-_SEEN = 3
+_NAMED_NODES = 3
 """Nodes that a row names; the others are counted."""
 
 
@@ -129,8 +129,8 @@ def hints(of_nodes: Sequence[NodeChecks]) -> Mapping[str, str]:
 
 
 def _names(nodes: Sequence[str]) -> str:
-    more = len(nodes) - _SEEN
-    return ", ".join(nodes[:_SEEN]) + (f" and {more} more" if more > 0 else "")
+    more = len(nodes) - _NAMED_NODES
+    return ", ".join(nodes[:_NAMED_NODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def exit_code(of_nodes: Sequence[NodeChecks]) -> int:

@@ -123,7 +123,7 @@ class PartialResults:
             count = 0
             if file is not None:
                 try:
-                    for result in _kept(file, key, self._warned):
+                    for result in _read_records(file, key, self._warned):
                         count += 1
                         yield result
                 except BaseException:
@@ -253,7 +253,7 @@ def _header(file: FileIO) -> TasksKey | None:
         return None
 
 
-def _kept(file: FileIO, key: TasksKey, warned: Callable[[str], None]) -> Iterator[Any]:
+def _read_records(file: FileIO, key: TasksKey, warned: Callable[[str], None]) -> Iterator[Any]:
     """Yield the records of a file, up to the first damaged one, and cut it there."""
     if os.fstat(file.fileno()).st_size == 0:
         return

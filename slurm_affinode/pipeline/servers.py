@@ -294,7 +294,7 @@ def _selected(
             if values:
                 samples = samples.filter(pl.col(column).is_in(values))
         if query.addresses:
-            samples = samples.filter(pl.any_horizontal(_at(address) for address in query.addresses))
+            samples = samples.filter(pl.any_horizontal(_has_address(address) for address in query.addresses))
         with _naming_damage(config, store, since, until), _gpu_samples(config, since, until) as gpus:
             yield since, until, samples, gpus
 
@@ -315,7 +315,7 @@ def _naming_damage(config: Config, engines: SampleStore, since: datetime, until:
             raise
 
 
-def _at(address: str) -> pl.Expr:
+def _has_address(address: str) -> pl.Expr:
     """Match engines with an address; ``gpu01:8000`` also matches ``127.0.0.1:8000`` on that node."""
     host, _, port = address.rpartition(":")
     local = pl.col("address").is_in([f"{name}:{port}" for name in LOOPBACK])

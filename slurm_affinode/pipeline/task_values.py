@@ -73,7 +73,7 @@ def decoded(content: bytes, classes: Sequence[type]) -> Any:
 def _put(value: Any, sink: _Sink) -> None:
     put = _PUT.get(type(value))
     if put is None:
-        put = next((put for kind, put in _OTHER.items() if isinstance(value, kind)), None)
+        put = next((put for kind, put in _PUT_BY_BASE.items() if isinstance(value, kind)), None)
     if put is not None:
         put(value, sink)
     elif is_dataclass(value) and not isinstance(value, type):
@@ -207,7 +207,7 @@ _PUT: dict[type, Callable[[Any, _Sink], object]] = {
     FunctionType: _put_function,
     partial: _put_partial,
 }
-_OTHER: dict[type, Callable[[Any, _Sink], object]] = {
+_PUT_BY_BASE: dict[type, Callable[[Any, _Sink], object]] = {
     np.generic: _put_scalar,
     Path: lambda value, sink: _put_text(b"p", str(value), sink),
     tzinfo: lambda value, sink: _put_text(b"z", repr(value), sink),
@@ -220,12 +220,12 @@ class _Reader:
     """Reads values from bytes that may be wrong: no length is trusted."""
 
     def __init__(self, content: bytes, classes: Mapping[str, type]) -> None:
-        self._content, self._at, self._classes = content, 0, classes
+        self._content, self._position, self._classes = content, 0, classes
 
     @property
     def left(self) -> int:
         """Bytes that were not read."""
-        return len(self._content) - self._at
+        return len(self._content) - self._position
 
     def value(self) -> Any:
         """Read a value. Raises ``ValueError`` and errors of constructors."""
@@ -238,9 +238,9 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         if not 0 <= count <= self.left:
             raise ValueError("the value is cut off")
-        begin = self._at
-        self._at += count
-        return self._content[begin : self._at]
+        begin = self._position
+        self._position += count
+        return self._content[begin : self._position]
 
     def number(self) -> int:
         number: int = struct.unpack("<q", self._take(8))[0]

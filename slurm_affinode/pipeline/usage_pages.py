@@ -69,7 +69,7 @@ class UsagePages:
     say: Callable[[str], None] = lambda _: None
     shown: Callable[[str, str], str] = lambda _, name: name
     """Kind (``user``, ``account``) and name -> the name in the stored tables of reports."""
-    _made: set[Path] = field(default_factory=set)
+    _written_pages: set[Path] = field(default_factory=set)
     """Pages of jobs that this run has made."""
     _results: dict[str, tuple[str, WasteResult]] = field(default_factory=dict)
     """Kind of period -> label and result of the latest report that this run has rendered."""
@@ -224,7 +224,7 @@ class UsagePages:
         """Return whether the page of a run is in each place, and accounting was complete when it was made."""
         name = job_file(cluster, job_id, submit)
         paths = [self.root / by / owner / name for by, owner in self._places(user, account)]
-        if self._made.issuperset(paths):
+        if self._written_pages.issuperset(paths):
             return True
         late = parse_span_s(self.config.nightly.sacct_overlap)
         try:
@@ -247,7 +247,7 @@ class UsagePages:
         for by, name in self._places(user, summary.account):
             path = self._directory(by, name) / job_file(summary.cluster, job.job_id, job.submit)
             self._write(path, html)
-            self._made.add(path)
+            self._written_pages.add(path)
 
     def _usage(self, period: ReportRecord, kinds: tuple[str, ...], result: WasteResult) -> None:
         """Make the pages of users and accounts of a period, also of those who have others and no run in it."""

@@ -39,7 +39,7 @@ def calibrated(table: FeatureTable, predictions: Floats, first: int) -> Floats:
     until ``LEAST_JOBS`` of them have ended, and before ``first``.
     """
     bounds = np.full((2, len(table)), np.nan)
-    rows = _ended(table, predictions, first)
+    rows = _ended_rows(table, predictions, first)
     lower, upper = _scores(table, predictions, rows)
     ends = table.end[rows]
     for begin in range(first, len(table), _BLOCK):
@@ -54,7 +54,7 @@ def calibrated(table: FeatureTable, predictions: Floats, first: int) -> Floats:
 
 def last_factors(table: FeatureTable, predictions: Floats, first: int) -> Factors | None:
     """Return the factors after the last job; ``None`` if too few have ended."""
-    rows = _ended(table, predictions, first)
+    rows = _ended_rows(table, predictions, first)
     if len(rows) < LEAST_JOBS:
         return None
     return _factors(*_scores(table, predictions, rows[-RECENT:]))
@@ -67,7 +67,7 @@ def apply(factors: Factors, predictions: Floats, limit: Floats) -> Floats:
     return within(bounds, limit)
 
 
-def _ended(table: FeatureTable, predictions: Floats, first: int) -> Ints:
+def _ended_rows(table: FeatureTable, predictions: Floats, first: int) -> Ints:
     """Return the rows of ended jobs with a prediction, by their end."""
     rows = np.flatnonzero((table.end >= 0) & ~np.isnan(table.actual) & ~np.isnan(predictions).any(axis=0))
     rows = rows[rows >= first]

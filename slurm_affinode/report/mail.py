@@ -222,7 +222,7 @@ def _rank(action: Action, now: datetime) -> tuple[int, float, float]:
     """Actions and warnings with stages first, then running jobs, then ended ones; most GPU-hours first."""
     deadline = _deadline(action, now)
     left_s = 0.0 if action.verb in DESTRUCTIVE else math.inf if deadline is None else (deadline - now).total_seconds()
-    return 0 if _urgent(action) else 2 if _ended(action) else 1, left_s, -(action.finding.held_gpu_hours or 0.0)
+    return 0 if _urgent(action) else 2 if _is_past(action) else 1, left_s, -(action.finding.held_gpu_hours or 0.0)
 
 
 def _urgent(action: Action) -> bool:
@@ -230,7 +230,7 @@ def _urgent(action: Action) -> bool:
     return action.verb in DESTRUCTIVE or action.number > 0
 
 
-def _ended(action: Action) -> bool:
+def _is_past(action: Action) -> bool:
     """Return whether the finding is about a job that has ended, or about jobs of a past period."""
     job = action.finding.job
     return action.finding.kind in USER_KINDS or (job is not None and not job.running)
@@ -242,7 +242,7 @@ def _intro(actions: Sequence[Action], user: str | None) -> str:
         return "intro_admin"
     if all(action.verb in DESTRUCTIVE for action in actions):
         return "intro_done"
-    return "intro_ended" if all(map(_ended, actions)) else "intro"
+    return "intro_ended" if all(map(_is_past, actions)) else "intro"
 
 
 def _summary(
@@ -250,7 +250,7 @@ def _summary(
 ) -> list[tuple[str, str]]:  # fmt: skip
     """Return what the mail is about in up to five counts."""
     final_actions = [action for action in actions if action.verb in DESTRUCTIVE]
-    ended = [action for action in actions if _ended(action) and action not in final_actions]
+    ended = [action for action in actions if _is_past(action) and action not in final_actions]
     present = [action for action in actions if action not in final_actions and action not in ended]
     idle = [action for action in present if action.finding.kind in IDLE_KINDS]
     times = sorted(moment for action in idle if (moment := _deadline(action, now)) is not None)
@@ -337,7 +337,7 @@ def _groups(actions: Sequence[Action]) -> dict[tuple[object, ...], list[Action]]
     """Return the findings by kind and state, in their order."""
     groups: dict[tuple[object, ...], list[Action]] = {}
     for action in actions:
-        groups.setdefault((action.verb, action.number, action.finding.kind, _ended(action)), []).append(action)
+        groups.setdefault((action.verb, action.number, action.finding.kind, _is_past(action)), []).append(action)
     return groups
 
 
@@ -347,7 +347,7 @@ def _group(actions: Sequence[Action], texts: Texts, user: str | None) -> str:
     names = ", ".join(_name(action.finding, texts, admin=user is None) for action in actions[:MAX_NAMES])
     if len(actions) > MAX_NAMES:
         names = texts.say("names_more", names=names, count=len(actions) - MAX_NAMES)
-    says = texts.kind(first.finding.kind, ended=_ended(first))
+    says = texts.kind(first.finding.kind, ended=_is_past(first))
     key = "further_line" if any(action.finding.held_gpu_hours for action in actions) else "further_line_unmeasured"
     return texts.say(key, stage=_stage(first, texts)[0], says=says, names=names, hours=_hours(actions, texts))
 
@@ -414,7 +414,7 @@ def _item(  # noqa: PLR0917
         "rule": min(72, len(title) + len(stage) + 2),
         "stage": stage,
         "color": COLORS[color],
-        "says": texts.kind(finding.kind, ended=_ended(action)),
+        "says": texts.kind(finding.kind, ended=_is_past(action)),
         "then": _next_step(action, texts, now, timezone),
         "facts": _facts(finding, texts, timezone, admin=user is None),
         "gpus": [_gpu(gpu, texts) for gpu in gpus[:MAX_GPUS]],
@@ -446,7 +446,7 @@ def _stage(action: Action, texts: Texts) -> tuple[str, str]:
     if action.verb == "kill-process":
         return texts.say("stage_ended"), "done"
     if not action.number:
-        return texts.say("stage_over" if _ended(action) else "stage_told"), "told"
+        return texts.say("stage_over" if _is_past(action) else "stage_told"), "told"
     of = len(stages_of(action.settings, action.finding).warnings)
     if action.number == of and of > 1:
         return texts.say("stage_last"), "warn"

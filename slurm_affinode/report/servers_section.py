@@ -90,7 +90,7 @@ def _row(engine: EngineUsage, query: WasteQuery, *, linked: bool) -> tuple[Cell,
         _number(engine.preemptions, fmt.count(engine.preemptions)),
         _number(engine.idle_gpu_hours, fmt.number(engine.idle_gpu_hours),
                 fmt.gib_hours(engine.idle_gib_hours) if engine.idle_gib_hours else ""),
-        _listed(engine, query),
+        _diagnoses_cell(engine, query),
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _number(value: float | None, text: str, sub: str = "") -> Cell:
     return Cell(text, "number", sort=f"{value:.6g}", sub=sub)
 
 
-def _listed(engine: EngineUsage, query: WasteQuery) -> Cell:
+def _diagnoses_cell(engine: EngineUsage, query: WasteQuery) -> Cell:
     if not engine.health.diagnoses:
         return Cell(fmt.UNKNOWN, "text unknown")
     if not engine.problems:

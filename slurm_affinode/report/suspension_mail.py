@@ -32,7 +32,7 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
         "facts": _facts(event, texts, timezone),
         "todo": _todo(event, texts),
         "left_out": texts.say("sleep_left_out", count=event.left_out) if event.left_out else "",
-        "footer": texts.say("sleep_footer", cluster=event.cluster, time=_at(event.at_epoch, timezone)),
+        "footer": texts.say("sleep_footer", cluster=event.cluster, time=_clock(event.at_epoch, timezone)),
     }
     return composed("suspension", Reader(address_of(event.user, mail), event.user, mail, texts), context)
 
@@ -45,7 +45,7 @@ def _kind(event: SuspensionMail) -> str:
     return {"suspended": "asleep", "restored": "awake", "failed": "ended" if event.ended else "unwoken"}[event.kind]
 
 
-def _at(at_epoch: float, timezone: str | None) -> str:
+def _clock(at_epoch: float, timezone: str | None) -> str:
     return clock(datetime.fromtimestamp(at_epoch, UTC), timezone)
 
 
@@ -82,11 +82,11 @@ def _facts(event: SuspensionMail, texts: Texts, timezone: str | None) -> list[tu
     if event.slept_s is not None:
         facts.append((texts.say("sleep_slept"), span(event.slept_s)))
     if event.checkpoint_epoch is not None:
-        facts.append((texts.say("sleep_checkpoint"), _at(event.checkpoint_epoch, timezone)))
+        facts.append((texts.say("sleep_checkpoint"), _clock(event.checkpoint_epoch, timezone)))
     if event.lost:
         lost = texts.say("not_known") if event.lost_s is None else span(event.lost_s)
         facts.append((texts.say("sleep_lost"), lost))
-    facts.append((texts.say("sleep_time"), _at(event.at_epoch, timezone)))
+    facts.append((texts.say("sleep_time"), _clock(event.at_epoch, timezone)))
     return facts
 
 

@@ -40,29 +40,29 @@ class Reservations:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         """Guards the reservations."""
-        self._held: dict[int, int] = {}
+        self._reserved_bytes: dict[int, int] = {}
         """Job -> bytes, in the order of reservation."""
 
     @contextmanager
     def of(self, job_id: int, count: int) -> Iterator[None]:
         """Reserve this many bytes for a job for the duration of the context."""
         with self._lock:
-            self._held[job_id] = count
+            self._reserved_bytes[job_id] = count
         try:
             yield
         finally:
             with self._lock:
-                self._held.pop(job_id, None)
+                self._reserved_bytes.pop(job_id, None)
 
     def moved(self, job_id: int) -> None:
         """End the job's reservation: its memory now counts in the node's memory usage."""
         with self._lock:
-            self._held.pop(job_id, None)
+            self._reserved_bytes.pop(job_id, None)
 
     def total(self) -> int:
         """Return the bytes reserved."""
         with self._lock:
-            return sum(self._held.values())
+            return sum(self._reserved_bytes.values())
 
     def before(self, job_id: int) -> int:
         """Return the bytes reserved before this job's reservation; all bytes if it has none.
@@ -72,7 +72,7 @@ class Reservations:
         """
         with self._lock:
             total = 0
-            for key, count in self._held.items():
+            for key, count in self._reserved_bytes.items():
                 if key == job_id:
                     break
                 total += count

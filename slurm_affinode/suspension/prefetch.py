@@ -39,7 +39,7 @@ class Prefetcher:
         self._notes = notes
         self._now = now
         self._ahead_s = ahead_s
-        self._looked: set[tuple[JobKey, str | None]] = set()
+        self._checked_failures: set[tuple[JobKey, str | None]] = set()
         self._bad: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], tuple[int, float]] = {}
         """Image -> number of failed copies to the shared tier, and when the next one is due."""
@@ -110,9 +110,9 @@ class Prefetcher:
                 continue
             if self._now() < self._failures.get((note.key.name, note.seq), (0, 0.0))[1]:
                 continue
-            doubt = note.failure is not None and (note.key, note.failure) not in self._looked
+            doubt = note.failure is not None and (note.key, note.failure) not in self._checked_failures
             if doubt:
-                self._looked.add((note.key, note.failure))
+                self._checked_failures.add((note.key, note.failure))
             try:
                 shared.store.get(note.key.name, note.seq)
             except CheckpointError:

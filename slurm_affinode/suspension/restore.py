@@ -428,7 +428,7 @@ class JobRestorer:
         self._clean(arrival)
         self._check(arrival)
         if manifest.cuda_pids:
-            devices = self._held(placing.job)
+            devices = self._allocated_devices(placing.job)
             self._wait_for_memory(devices, manifest.gpus, self._gpu_pairs(placing, devices))
         with contextlib.ExitStack() as stack:
             top = copy.tier.store.open(copy.image)
@@ -510,7 +510,7 @@ class JobRestorer:
             raise RestoreInterrupted(pairs.text)  # Slurm may give it other GPUs the next time
         return pairs
 
-    def _held(self, job: Job) -> tuple[Device, ...]:
+    def _allocated_devices(self, job: Job) -> tuple[Device, ...]:
         """Return the GPUs of the new allocation on this node."""
         indices = self._allocations.of(job)
         devices = by_index(self._gpus.devices(), indices) if indices else None
@@ -553,7 +553,7 @@ class JobRestorer:
             users = self._cuda.users(pids)
             pids = [pid for pid in pids if pid in users]
         waiting = [pid for pid in pids if self._cuda.state(pid) is CudaState.CHECKPOINTED]
-        pairs = self._gpu_pairs(placing, self._held(placing.job)) if waiting else None
+        pairs = self._gpu_pairs(placing, self._allocated_devices(placing.job)) if waiting else None
         self._cuda.restore(*waiting, pairs=pairs)
         for pid in pids:
             if self._cuda.state(pid) is CudaState.LOCKED:

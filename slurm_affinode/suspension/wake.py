@@ -112,7 +112,7 @@ class JobWaker:
         self._now = now
         self._lease = lease
         self._tidy = tidy
-        self._over = over
+        self._record_end = over
         self._counters = counters
         self._next = 0.0
         self._plans: dict[int, StartPlan] | None = None
@@ -177,7 +177,7 @@ class JobWaker:
             job = by_id.get(note.job_id)
             # A job that is not listed is unknown: the sweep decides when its image is removed.
             if job is not None and job.ended and is_of(note, job):
-                self._over(note.key, note.began_ms)
+                self._record_end(note.key, note.began_ms)
         self._report_plans(notes, by_id)
         nodes: Sequence[Node] | None = None
         if any(note.tied for note in notes):

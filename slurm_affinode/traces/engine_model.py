@@ -115,7 +115,7 @@ class _Run:
         count = len(arrival)
         self._ttft, self._e2e = np.full(count, np.nan), np.full(count, np.nan)
         self._preemptions = np.zeros(count, np.int64)
-        self._done = np.zeros(count, np.int64)
+        self._decoded = np.zeros(count, np.int64)
         self._waiting: deque[int] = deque()
         self._running = np.empty(0, np.int64)  # in the order of admission
         self._unfilled = 0  # tokens that the request admitted last has to prefill in later iterations
@@ -158,7 +158,7 @@ class _Run:
 
     def _make_room(self) -> tuple[int, bool]:
         """Return the blocks in use after one more token for each running request, and whether one was preempted."""
-        blocks = self._blocks(self._prompt[self._running] + self._done[self._running] + 1)
+        blocks = self._blocks(self._prompt[self._running] + self._decoded[self._running] + 1)
         used, free_blocks = int(blocks.sum()), len(blocks)
         while used > self._pool:
             free_blocks -= 1
@@ -185,7 +185,7 @@ class _Run:
             if budget is not None and prefilled >= budget:
                 break
             first = self._waiting[0]
-            tokens = int(self._prompt[first] + self._done[first])
+            tokens = int(self._prompt[first] + self._decoded[first])
             need = -(-(tokens + 1) // self._engine.block_size)
             refused = used + need > self._pool
             if refused:
@@ -204,17 +204,17 @@ class _Run:
         """Run equal iterations while no request arrives or ends and the cache has room, at least one iteration."""
         running = self._running
         lasts = self._engine.base_s + self._engine.per_request_s * len(running)
-        steps = int((self._output[running] - self._done[running]).min())
+        steps = int((self._output[running] - self._decoded[running]).min())
         if self._next < len(self._arrival):
             steps = min(steps, math.ceil((float(self._arrival[self._next]) - self._now) / lasts))
-        tokens = self._prompt[running] + self._done[running]
+        tokens = self._prompt[running] + self._decoded[running]
         if steps > 1 and int(self._blocks(tokens + steps).sum()) <= self._pool:
             used = self._blocks(tokens[:, None] + np.arange(1, steps)).sum()
             self._now += (steps - 1) * lasts
             self._busy += (steps - 1) * lasts
             self._kv += lasts * float(used) / self._pool
             self._iterations += steps - 1
-            self._done[running] += steps - 1
+            self._decoded[running] += steps - 1
         used, preempted = self._make_room()
         self._waiting_max = max(self._waiting_max, len(self._waiting))
         self._iterate(used, 0, refused=preempted)
@@ -230,10 +230,10 @@ class _Run:
         self._iterations += 1
         if self._unfilled:
             running = running[:-1]
-        self._done[running] += 1
+        self._decoded[running] += 1
         fresh = running[np.isnan(self._ttft[running])]
         self._ttft[fresh] = self._now - self._arrival[fresh]
-        ended = self._done[running] >= self._output[running]
+        ended = self._decoded[running] >= self._output[running]
         if ended.any():
             self._e2e[running[ended]] = self._now - self._arrival[running[ended]]
             self._running = np.concatenate([running[~ended], self._running[len(running) :]])

@@ -56,7 +56,7 @@ class _Limited(io.RawIOBase):
     def __init__(self, source: IO[bytes], limit: int) -> None:
         super().__init__()
         self._source = source
-        self._left = limit
+        self._remaining_bytes = limit
 
     def readable(self) -> bool:
         """Return True."""
@@ -65,8 +65,8 @@ class _Limited(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read into ``buffer``. Raises ``_TooLargeError``."""
         chunk = self._source.read(len(buffer))
-        self._left -= len(chunk)
-        if self._left < 0:
+        self._remaining_bytes -= len(chunk)
+        if self._remaining_bytes < 0:
             raise _TooLargeError
         buffer[: len(chunk)] = chunk
         return len(chunk)

@@ -132,8 +132,8 @@ def analyse(log: InstanceLog) -> InstanceResult:
     ordered: list[float] = times.sort().to_list()
     first, last = ordered[0], ordered[-1]
     names = sorted(rows["group"].unique().to_list())
-    curves = {name: _held(rows.filter(pl.col("group") == name), first, last) for name in names}
-    peak = float(_held(rows, first, last)["gpus"].max() or 0.0)  # type: ignore[arg-type]
+    curves = {name: _requested_gpus(rows.filter(pl.col("group") == name), first, last) for name in names}
+    peak = float(_requested_gpus(rows, first, last)["gpus"].max() or 0.0)  # type: ignore[arg-type]
     capacity = sum(log.capacity.values()) or None
     services = rows["service"].drop_nulls().n_unique()
     summary = InstanceSummary(
@@ -196,7 +196,7 @@ def _group(rows: pl.DataFrame) -> InstanceGroup:
     )  # fmt: skip
 
 
-def _held(rows: pl.DataFrame, first: float, last: float) -> pl.DataFrame:
+def _requested_gpus(rows: pl.DataFrame, first: float, last: float) -> pl.DataFrame:
     """Return ``at`` and the GPUs requested from then on; instances that were there before count from ``first``."""
     ran = rows.filter(pl.col("scheduled_s").is_not_null() | pl.col("created_s").is_null())
     begin = ran.select(at=pl.col("scheduled_s").fill_null(first), gpus=pl.col("gpus"))

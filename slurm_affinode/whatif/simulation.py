@@ -169,13 +169,13 @@ class _Pool:
             while position < count and submit[arrivals[position]] == now:
                 if learns:
                     self._estimates.submitted(arrivals[position])
-                self._submitted(arrivals[position], now)
+                self._enqueue(arrivals[position], now)
                 position += 1
             while wakes and wakes[0] < later:
                 job = heappop(wakes) & JOB_MASK
                 if learns:
                     self._estimates.submitted(job)
-                self._submitted(job, now)
+                self._enqueue(job, now)
             while ends and ends[0] < later:
                 number = heappop(ends) & JOB_MASK
                 job = self._begun[number]
@@ -184,7 +184,7 @@ class _Pool:
                 if self._next and job in self._next:
                     row, delay = self._next[job]
                     heappush(wakes, (now + max(1, delay)) << JOB_BITS | row)
-                self._ended(number, job, now)
+                self._release(number, job, now)
             self._finish(now)
         self._advance(len(self._begun) % _REPORTED)
 
@@ -207,7 +207,7 @@ class _Pool:
     def _prepare(self) -> None:
         self._queue: list[int] = []
 
-    def _submitted(self, job: int, now: int) -> None:
+    def _enqueue(self, job: int, now: int) -> None:
         heappush(self._queue, self._key(job) << JOB_BITS | job)
 
     def _correct(self, number: int, now: int) -> None:
@@ -216,7 +216,7 @@ class _Pool:
     def _begin(self, now: int) -> None:
         pass
 
-    def _ended(self, number: int, job: int, now: int) -> None:
+    def _release(self, number: int, job: int, now: int) -> None:
         self._free += self._units[job]
 
     def _finish(self, now: int) -> None:
@@ -249,7 +249,7 @@ class _FirstFit(_Pool):
     def _prepare(self) -> None:
         self._classes = SizeClasses(self._units)
 
-    def _submitted(self, job: int, now: int) -> None:
+    def _enqueue(self, job: int, now: int) -> None:
         self._classes.add(job, self._key(job))
 
     def _finish(self, now: int) -> None:
@@ -281,7 +281,7 @@ class _Easy(_Pool):
         """Which of the jobs wait behind the first one."""
         estimates = self._estimates.known
         positions = None if self._order == "sjf" else self._rank or range(len(estimates))
-        self._others = BackfillQueue(self._units, estimates, positions)
+        self._backfill_queue = BackfillQueue(self._units, estimates, positions)
 
     def _correct(self, number: int, now: int) -> None:
         job = self._begun[number]
@@ -302,7 +302,7 @@ class _Easy(_Pool):
             due += 1
         del running[:due]
 
-    def _submitted(self, job: int, now: int) -> None:
+    def _enqueue(self, job: int, now: int) -> None:
         if not self._count and self._units[job] <= self._free:
             self._begin_job(job, now)
             return
@@ -314,7 +314,7 @@ class _Easy(_Pool):
         if self._order != "fcfs" or self._units[job] <= self._free:
             self._examine(now)
 
-    def _ended(self, number: int, job: int, now: int) -> None:
+    def _release(self, number: int, job: int, now: int) -> None:
         if number in self._released:
             self._released.remove(number)
         else:
@@ -336,7 +336,7 @@ class _Easy(_Pool):
     def _wait(self, job: int) -> None:
         self._waits[job] = 1
         heappush(self._in_order, (self._rank[job] << JOB_BITS if self._order == "priority" else 0) | job)
-        self._others.add(job, self._key(job))
+        self._backfill_queue.add(job, self._key(job))
 
     def _examine(self, now: int) -> None:
         """Start the first jobs, then others that do not delay the first that does not fit."""
@@ -351,13 +351,13 @@ class _Easy(_Pool):
                     return
                 self._first = heappop(in_order) & JOB_MASK
                 waits[self._first] = 0
-                self._others.remove(self._first, self._key(self._first))
+                self._backfill_queue.remove(self._first, self._key(self._first))
             if units[self._first] > self._free:
                 break
             self._count -= 1
             self._begin_job(self._first, now)
             self._first = -1
-        if self._free and self._others.fits(self._free):
+        if self._free and self._backfill_queue.fits(self._free):
             self._backfill(now)
 
     def _backfill(self, now: int) -> None:
@@ -371,7 +371,7 @@ class _Easy(_Pool):
             start = ending >> JOB_BITS
             lacking -= units[begun[ending & JOB_MASK]]
         window, spare = start - now, -lacking
-        while (job := self._others.take(self._free, spare, window)) >= 0:
+        while (job := self._backfill_queue.take(self._free, spare, window)) >= 0:
             self._waits[job] = 0
             self._count -= 1
             if estimates[job] > window:
@@ -402,10 +402,10 @@ class _Conservative(_Pool):
         self._running[number] = self.starts[job] + self._estimates.known[job]
         self._outrun = True
 
-    def _submitted(self, job: int, now: int) -> None:
+    def _enqueue(self, job: int, now: int) -> None:
         self._new.append(job)
 
-    def _ended(self, number: int, job: int, now: int) -> None:
+    def _release(self, number: int, job: int, now: int) -> None:
         self._free += self._units[job]
         expected = self._running.pop(number)
         if expected > now:

@@ -179,7 +179,7 @@ def _claim(action: Action) -> str:
 
 def _attempt(action: Action, tools: Tools) -> Outcome:
     # The owner may have requested an exemption since the decision, in the database or in the job's comment.
-    keep_outcome = _kept(action, tools)
+    keep_outcome = _check_exemption(action, tools)
     if keep_outcome is not None:
         return keep_outcome
     observation = _observe(action, tools)
@@ -187,7 +187,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         exemption_intake.collect(
             [observation.job], action.finding.cluster, tools.policy.keep, tools.log, now=tools.now(), run=tools.who.run
         )  # fmt: skip
-        keep_outcome = _kept(action, tools)
+        keep_outcome = _check_exemption(action, tools)
         if keep_outcome is not None:
             return keep_outcome
     if observation.verdict != "still":
@@ -208,7 +208,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         if observation.job.job_id in opted_jobs.watched:
             action = replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
     try:
-        return _done(action, tools, observation)
+        return _perform(action, tools, observation)
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", observation)
     except AnswerError as error:
@@ -231,7 +231,7 @@ def _interactive(action: Action, tools: Tools, observation: Observation) -> str 
     return None if again.verb in DESTRUCTIVE else f"it is interactive: {again.reason}"
 
 
-def _kept(action: Action, tools: Tools) -> Outcome | None:
+def _check_exemption(action: Action, tools: Tools) -> Outcome | None:
     ref = action.finding.owner
     if ref is None or not _owned(action):
         return None
@@ -246,7 +246,7 @@ def _cancel_instead(action: Action, tools: Tools, observation: Observation, why:
     tools.cancellations_left -= 1
     action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
     try:
-        outcome = _done(action, tools, observation)
+        outcome = _perform(action, tools, observation)
         return replace(outcome, text=f"{outcome.text}, for it cannot be suspended: {why}")
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", observation)
@@ -287,7 +287,7 @@ def _node(finding: Finding, tools: Tools) -> str:
     return next((name for name in finding.nodes if name not in drained), finding.nodes[0])
 
 
-def _done(action: Action, tools: Tools, observation: Observation) -> Outcome:
+def _perform(action: Action, tools: Tools, observation: Observation) -> Outcome:
     """Execute the action. Raises ``AffinodeError``."""
     text = _do(action, tools, observation)
     return Outcome(replace(action, steps=bool(_steps(action, observation))), "done", text, observation)

@@ -73,7 +73,7 @@ def _engine(
     )  # fmt: skip
     subject = ProcessRef(node, process.pid, process.start_ticks, process.command, process.uid, str(job.job_id),
                          JobAttempt.of(job))  # fmt: skip
-    orphan = _made("orphaned-engine", cluster, subject, proof, now, user=job.user, node=node, gpus=gpus)
+    orphan = _finding("orphaned-engine", cluster, subject, proof, now, user=job.user, node=node, gpus=gpus)
     return replace(
         orphan, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
         since=server.ended, window_s=lasting,  # the GPU-hours are unknown: the job may compute on the GPU
@@ -104,7 +104,7 @@ def _by_process(answer: NodeAnswer) -> list[tuple[LiveProcess, list[LiveGpu]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownJobs:
     """The jobs that processes are checked against."""
 
     alive: Mapping[int, int | None]
@@ -115,7 +115,7 @@ class _Known:
     """Node -> the jobs on it."""
 
 
-def _known_jobs(jobs: Iterable[Job]) -> _Known:
+def _known_jobs(jobs: Iterable[Job]) -> _KnownJobs:
     alive: dict[int, int | None] = {}
     ended: dict[int, int | None] = {}
     on: dict[str, list[Job]] = {}
@@ -123,7 +123,7 @@ def _known_jobs(jobs: Iterable[Job]) -> _Known:
         (ended if job.ended else alive)[job.job_id] = job.uid
         for name in job.nodes if job.allocated else ():
             on.setdefault(name, []).append(job)
-    return _Known(alive, ended, on)
+    return _KnownJobs(alive, ended, on)
 
 
 def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
@@ -132,7 +132,7 @@ def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
     return None if code is None else evidence(code, "none", job=process.job).text
 
 
-def _orphan(process: LiveProcess, owners: _Known, node: str) -> str | None:
+def _orphan(process: LiveProcess, owners: _KnownJobs, node: str) -> str | None:
     """Return the code of the evidence that a process belongs to no job. When in doubt, it is not an orphan."""
     if process.system or process.source == "slurmstepd":
         return None
@@ -163,7 +163,7 @@ def seem(jobs: Iterable[Job], first_answers: Iterable[NodeAnswer], answers: Iter
 
 
 def _strays(
-    cluster: str, owners: _Known, first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+    cluster: str, owners: _KnownJobs, first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
 ) -> list[Finding]:
     """Return processes and memory without a job that are in both the first and the last response of their node."""
     first = [gpu for answer in first_answers for gpu in answer.gpus]
@@ -181,7 +181,11 @@ def _strays(
 
 
 def _processes(
-    cluster: str, answer: NodeAnswer, first_processes: Collection[tuple[str, int, int]], owners: _Known, now: datetime
+    cluster: str,
+    answer: NodeAnswer,
+    first_processes: Collection[tuple[str, int, int]],
+    owners: _KnownJobs,
+    now: datetime,
 ) -> list[Finding]:
     findings = []
     for process, gpus in _by_process(answer):
@@ -200,7 +204,7 @@ def _processes(
         claims = None if process.job is None else str(process.job)
         subject = ProcessRef(answer.node, process.pid, process.start_ticks, process.command, process.uid, claims)
         findings.append(
-            _made("orphan-process", cluster, subject, proof, now, user=process.user, node=answer.node, gpus=gpus)
+            _finding("orphan-process", cluster, subject, proof, now, user=process.user, node=answer.node, gpus=gpus)
         )
     return findings
 
@@ -218,7 +222,7 @@ def _memory(cluster: str, gpu: LiveGpu, now: datetime) -> Finding:
         xid(gpu.xid),
     )
     subject = NodeRef(gpu.node, gpu.uuid or str(gpu.index))
-    return _made("orphan-memory", cluster, subject, proof, now, node=gpu.node, gpus=[gpu])
+    return _finding("orphan-memory", cluster, subject, proof, now, node=gpu.node, gpus=[gpu])
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +296,7 @@ def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
     )  # fmt: skip
 
 
-def _made(
+def _finding(
     kind: str,
     cluster: str,
     subject: ProcessRef | NodeRef,

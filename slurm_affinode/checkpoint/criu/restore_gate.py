@@ -65,7 +65,7 @@ class Gate:
         script.write_text(_SCRIPT, encoding="ascii")
         script.chmod(0o700)
         self._ask, self._answer = self._pipe("ask"), self._pipe("go")
-        self._over, self._end = os.pipe()
+        self._end_reader, self._end = os.pipe()
         self._thread = threading.Thread(target=self._wait, name="gate")
         self._thread.start()
         return self
@@ -76,7 +76,7 @@ class Gate:
         """Stop waiting for messages. Raises the error of a failed call, which explains any error of CRIU."""
         os.close(self._end)
         self._thread.join()
-        for fd in (self._ask, self._answer, self._over):
+        for fd in (self._ask, self._answer, self._end_reader):
             os.close(fd)
         if self._error is not None:
             raise self._error from None
@@ -94,7 +94,7 @@ class Gate:
 
     def _wait(self) -> None:
         poll = select.poll()  # select(2) is limited to descriptors below 1024
-        for fd in (self._ask, self._over):
+        for fd in (self._ask, self._end_reader):
             poll.register(fd, select.POLLIN)
         while self._ask in [fd for fd, _ in poll.poll()]:
             action = os.read(self._ask, 64).decode("ascii", "replace").strip()

@@ -121,7 +121,7 @@ class Cuda:
         """
         self._driver_version = driver_version
         self._mig = mig
-        self._held = held_bytes
+        self._held_bytes = held_bytes
         self._start = start
         self._deadlines = deadlines or Deadlines()
         # The agent may see only a subset of the GPUs, but GPU pairs need the driver's order of all GPUs.
@@ -195,7 +195,7 @@ class Cuda:
 
     def checkpoint(self, *pids: int) -> None:
         """LOCKED -> CHECKPOINTED, all at once."""
-        deadline = self._deadlines.of_move(*map(self._held, pids))
+        deadline = self._deadlines.of_move(*map(self._held_bytes, pids))
         try:
             self._move("checkpoint", "out", pids, deadline)
         except CudaError as error:

@@ -118,7 +118,7 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
     def call() -> None:
         for unix_socket in needed:
             try:
-                new_sockets[unix_socket.id] = _made(
+                new_sockets[unix_socket.id] = _create(
                     unix_socket, names.get(unix_socket.peer) if unix_socket.peer else None
                 )
             except OSError as error:
@@ -136,7 +136,7 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
     return new_sockets
 
 
-def _made(unix_socket: UnixSocket, peer: UnixSocket | None) -> socket.socket:
+def _create(unix_socket: UnixSocket, peer: UnixSocket | None) -> socket.socket:
     new_socket = _closed(unix_socket) if unix_socket.closed else socket.socket(socket.AF_UNIX, unix_socket.type & 0xF)
     try:
         if unix_socket.name:

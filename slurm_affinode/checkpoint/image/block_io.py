@@ -44,7 +44,7 @@ class Writeback:
         """Start the thread. ``start`` gets a descriptor, an offset and a length in bytes."""
         self._directory_fd = os.dup(directory_fd)
         self._start = start
-        self._done: dict[str, tuple[int, int]] = {}
+        self._files: dict[str, tuple[int, int]] = {}
         self._poller = Repeated("writeback", every_s, self._push_all)
         self._poller.start()
 
@@ -55,15 +55,15 @@ class Writeback:
 
     def _push(self, name: str) -> None:
         """Start writeback of the data appended since the last call, in multiples of 4 MiB."""
-        if name not in self._done:
+        if name not in self._files:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._done[name] = os.open(name, flags, dir_fd=self._directory_fd), 0
-        fd, written_bytes = self._done[name]
+            self._files[name] = os.open(name, flags, dir_fd=self._directory_fd), 0
+        fd, written_bytes = self._files[name]
         facts = os.fstat(fd)
         if stat.S_ISREG(facts.st_mode) and facts.st_size - written_bytes >= _LEAST and not self._poller.stopped:
             end = facts.st_size // _LEAST * _LEAST
             self._start(fd, written_bytes, end - written_bytes)
-            self._done[name] = fd, end
+            self._files[name] = fd, end
 
     def stop(self) -> None:
         """Start no further writeback. Writeback already started completes by itself."""
@@ -72,8 +72,8 @@ class Writeback:
     def close(self) -> None:
         """Stop, and close the descriptors. Idempotent."""
         self._poller.join()
-        while self._done:
-            os.close(self._done.popitem()[1][0])
+        while self._files:
+            os.close(self._files.popitem()[1][0])
         if self._directory_fd >= 0:
             os.close(self._directory_fd)
             self._directory_fd = -1
@@ -85,16 +85,16 @@ class TokenBucket:
     def __init__(self, rate: float, burst: float) -> None:
         """``rate``: bytes per second; ``burst``: bytes. Both must be positive."""
         self._rate, self._burst = rate, burst
-        self._left = burst
+        self._tokens = burst
         self._at_s: float | None = None
 
     def take(self, count: int, now_s: float) -> float:
         """Take ``count`` bytes and return the seconds to wait before using them. The balance may become negative."""
         if self._at_s is not None:
-            self._left = min(self._burst, self._left + (now_s - self._at_s) * self._rate)
+            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._rate)
         self._at_s = now_s
-        self._left -= count
-        return max(0.0, -self._left / self._rate)
+        self._tokens -= count
+        return max(0.0, -self._tokens / self._rate)
 
 
 CHUNK = 8 << 20

@@ -167,7 +167,7 @@ class Filler:
         self._places: dict[str, _Place] = {}
         self._begun, self._released = threading.Event(), threading.Event()
         self._lock = threading.Condition()
-        self._taking, self._over, self._all_announced = 0, False, False
+        self._taking, self._is_closed, self._all_announced = 0, False, False
         self.error: CannotFill | None = None
         """Why filling failed, if known."""
 
@@ -191,7 +191,7 @@ class Filler:
         if self._wake_read < 0:
             return
         with self._lock:
-            self._over = True
+            self._is_closed = True
             self._begun.set()
         os.close(self._wake_write)
         self._thread.join()
@@ -216,7 +216,7 @@ class Filler:
         self._move()
         with self._lock:
             place = self._places.get(file)
-            if place is None or self._over:
+            if place is None or self._is_closed:
                 return
             self._taking += 1
         placed = 0
@@ -243,7 +243,7 @@ class Filler:
         Raises ``CannotFill`` if a page is missing, and ``ImageDamaged`` if one differs from the verified page.
         """
         with self._lock:
-            self._over = True
+            self._is_closed = True
             self._begun.set()
         os.write(self._wake_write, b"x")
         self._released.wait()
@@ -275,7 +275,7 @@ class Filler:
 
     def _fail(self, why: str) -> None:
         with self._lock:
-            self._over = True
+            self._is_closed = True
             self.error = self.error or CannotFill(why)
             self._lock.notify_all()
 

@@ -57,7 +57,7 @@ class PrivateImage:
         self.pages = {name: size for name, size in sizes.items() if _PAGES.fullmatch(name)}
         """Sizes of the pages files by name."""
         self._opened: dict[str, int] = {}
-        self._held: dict[str, list[tuple[int, int]]] = {}
+        self._copied_ranges: dict[str, list[tuple[int, int]]] = {}
         self._changed: str | None = None
 
     def read(self, name: str) -> bytes:
@@ -108,15 +108,15 @@ class PrivateImage:
                 self._link(name)
             return
         filled = {memory.file: memory for memory in memories}
-        self._held = {name: _gaps(size, filled.get(name)) for name, size in self.pages.items()}
+        self._copied_ranges = {name: _gaps(size, filled.get(name)) for name, size in self.pages.items()}
         self._changed = None
-        needed = sum(length for ranges in self._held.values() for _, length in ranges)
+        needed = sum(length for ranges in self._copied_ranges.values() for _, length in ranges)
         if needed > _room(self.path):
             raise RestoreInterrupted(
                 f"{self.path.parent}: there is no room for {needed} bytes of memory that CRIU has to read from a "
                 "private copy, as the image is in the shared store and no tier of this node has room for it"
             )
-        for name, ranges in self._held.items():
+        for name, ranges in self._copied_ranges.items():
             self._copy(name, ranges)
 
     def _link(self, name: str) -> None:
@@ -159,7 +159,7 @@ class PrivateImage:
         """Return a function for pages as they are verified: it compares them with CRIU's copy and calls ``then``."""
         if not self.shared:
             return then
-        for name, ranges in self._held.items():
+        for name, ranges in self._copied_ranges.items():
             if ranges:
                 self.open(name)  # now, as several threads read it
 
@@ -172,7 +172,7 @@ class PrivateImage:
 
     def _compare(self, name: str, offset: int, view: memoryview) -> None:
         end = offset + len(view)
-        for begin, length in self._held.get(name, ()):
+        for begin, length in self._copied_ranges.get(name, ()):
             first, last = max(offset, begin), min(end, begin + length)
             if first < last:
                 try:

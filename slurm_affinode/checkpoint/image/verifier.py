@@ -98,13 +98,13 @@ class _Pages:
         facts: Sequence[FileFact],
         kind: digest.DigestAlgorithm,
     ) -> None:
-        self._verify, self._known = verify, is_known
+        self._verify, self._is_known = verify, is_known
         self._facts, self._kind = {fact.path: fact for fact in facts}, kind
         self._under_way: Future[None] | None = None
 
     def begin(self, take: Take | None = None) -> None:
         """See ``Pages.begin``."""
-        if self._under_way is None and (take is not None or not self._known):
+        if self._under_way is None and (take is not None or not self._is_known):
             self._under_way = self._verify(take)
 
     def sound(self, timeout_s: float | None = None) -> None:

@@ -408,24 +408,24 @@ class DirectoryStore:
     def images(self) -> list[Image | ImageDamaged]:
         """Return all images, with an error in place of each image that is damaged."""
         try:
-            return self._listed(self._entries.images)
+            return self._list(self._entries.images)
         except NoAnswerError as error:
             return [ImageDamaged(f"{self.path}: cannot be read: {error.strerror}")]
 
     def begun(self, *, growing: bool = False) -> list[tuple[Manifest, int]]:
         """Return the manifests and current sizes of incomplete copies. ``growing``: include those being written now."""
         with suppress(NoAnswerError):
-            return self._listed(partial(self._entries.begun, growing=growing))
+            return self._list(partial(self._entries.begun, growing=growing))
         return []
 
     def aside(self) -> list[str]:
         """Return the damaged images that were set aside: ``CLUSTER.JOBID/SEQ.N.bad``."""
         with suppress(NoAnswerError):
-            return self._listed(self._entries.aside)
+            return self._list(self._entries.aside)
         return []
 
     @_PATIENTLY
-    def _listed(self, listing: Callable[[], Iterator[T]]) -> list[T]:
+    def _list(self, listing: Callable[[], Iterator[T]]) -> list[T]:
         return list(listing())
 
     @Patiently(late=os.close)

@@ -67,7 +67,7 @@ class Copy:
 LOG = logging.getLogger("slurm_affinode.agent")
 _FIRST_SPEED = {"memory": 4e9, "disk": 1e9, "shared": 3e8}
 """Assumed read rate of a tier, in bytes per second, until it is measured."""
-_KNOWN = 0.3
+_SPEED_WEIGHT = 0.3
 
 
 class Retention:
@@ -230,7 +230,7 @@ class Retention:
         """Update the read rate of a tier with a measurement."""
         if size >= digest.BLOCK and took_s > 0:
             before = self._speed(tier)
-            self._speeds[tier.name] = before + _KNOWN * (size / took_s - before)
+            self._speeds[tier.name] = before + _SPEED_WEIGHT * (size / took_s - before)
 
     def _below(self, tier: Tier) -> Tier:
         """Return the next slower tier, from which images missing in this one are loaded."""

@@ -371,7 +371,7 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.{0,8192}\})\s*$")
 _NO_OPTIONS = frozenset({"model", "model_tag", "api_key", "hf_token"})
 """Arguments that are no options, or secrets."""
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,15}) tokens per request: ([\d.]{1,12})x")
-_RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::\s(.*))?$")
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::\s(.*))?$")
 _HEADER = "Traceback (most recent call last)"
 _FRAMES = (" ", "\t", "|", "+", "│", "╭", "╰")
 """Begin the lines of a traceback that are not its exception; some programs draw a frame around them."""
@@ -522,7 +522,7 @@ class LogScanner:
             elif traceback is not None and (not text.strip() or text.startswith(_FRAMES)):
                 traceback.leveled = line.leveled if traceback.leveled is None else traceback.leveled
             elif traceback is not None and traceback.leveled in (None, line.leveled):
-                self._noted.append(functools.partial(self._raised, text.strip(), begun.pop(who)))
+                self._noted.append(functools.partial(self._add_exception, text.strip(), begun.pop(who)))
             elif (near := bisect.bisect_left(hits, position)) < len(hits) and hits[near] < stop:
                 self._noted.append(functools.partial(self._line, line, number))
             number += data.count(b"\n", position, stop + 1)
@@ -531,11 +531,11 @@ class LogScanner:
                 return position
         return None if position >= end and end - start < _TRACEBACK_BYTES else position
 
-    def _raised(self, text: str, traceback: _Traceback) -> None:
+    def _add_exception(self, text: str, traceback: _Traceback) -> None:
         failure = classify(text)
         if failure is not None:
             self._add(failure[0], text, {**traceback.facts, **failure[1]}, traceback.number)
-        elif (match := _RAISED.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
+        elif (match := _EXCEPTION.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
             self._add("exception", text, traceback.facts, traceback.number)
 
     def _note_figures(self, text: str, number: int) -> None:

@@ -159,13 +159,13 @@ def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogF
             return named, recorded
         before = _first([failure for failure in failures if failure.rank < KINDS[recorded].rank])
         return (before, before.kind) if before is not None else (None, recorded)
-    if job is not None and job.state == "COMPLETED" and not _ended(failures, job):
+    if job is not None and job.state == "COMPLETED" and not _has_failed(failures, job):
         return None, None
     cause = _first([failure for failure in failures if failure.kind != "retraction"])
     return (None, None) if cause is None else (cause, cause.kind)
 
 
-def _ended(failures: Sequence[LogFailure], job: JobOutcome) -> bool:
+def _has_failed(failures: Sequence[LogFailure], job: JobOutcome) -> bool:
     """Return whether an engine or a step failed, although the batch script ended with status 0.
 
     A script may cancel the step of its server at its end.

@@ -83,7 +83,7 @@ class EngineSeries:
         """Time (seconds since the epoch), processes and GPU memory (MiB) where these are left without their server."""
         self._values: dict[str, Floats] = {}
         self._changes: dict[str, Floats] = {}
-        self._known: dict[str, Bools] = {}
+        self._known_changes: dict[str, Bools] = {}
 
     @property
     def job(self) -> str | None:
@@ -200,9 +200,9 @@ class EngineSeries:
 
     def _known_change(self, name: str) -> Bools:
         """Return where the growth of a counter is known."""
-        if name not in self._known:
-            self._known[name] = np.isfinite(self.change(name))
-        return self._known[name]
+        if name not in self._known_changes:
+            self._known_changes[name] = np.isfinite(self.change(name))
+        return self._known_changes[name]
 
     def sum_of(self, name: str, first: int, last: int) -> float | None:
         """Return the growth of a counter from sample ``first`` to sample ``last``; ``None`` if it is unknown."""

@@ -40,12 +40,12 @@ def timeline(
     slot = (((pl.col("time") - pl.lit(since)).dt.total_microseconds()) // step_us).alias("slot")
     valid_samples = samples.filter(pl.col("error").is_null()).sort("time")
     gauges = valid_samples.group_by(slot).agg(expression.alias(name) for name, expression in _GAUGES.items())
-    table = _held(axis, gauges, _reach(valid_samples["time"], step_us))
+    table = _fill_forward(axis, gauges, _reach(valid_samples["time"], step_us))
     for name, rate in _RATES.items():
         table = table.with_columns(_rates(valid_samples, name, since, step_us, count).alias(rate))
     if gpus is not None and gpus.height:
         each = [
-            _held(axis, gpu.group_by(slot).agg(pl.col("util_pct").mean(), pl.col("fb_used_mib").mean() / 1024),
+            _fill_forward(axis, gpu.group_by(slot).agg(pl.col("util_pct").mean(), pl.col("fb_used_mib").mean() / 1024),
                   _reach(gpu["time"], step_us))
             for gpu in gpus.partition_by("uuid")
         ]  # fmt: skip
@@ -76,7 +76,7 @@ def _reach(times: pl.Series, step_us: int) -> int:
     return 0 if not isinstance(interval, int | float) else int(_REACH * interval / step_us)
 
 
-def _held(axis: pl.DataFrame, values: pl.DataFrame, reach: int) -> pl.DataFrame:
+def _fill_forward(axis: pl.DataFrame, values: pl.DataFrame, reach: int) -> pl.DataFrame:
     """Return the values on the axis; steps without a sample have the last value, for at most ``reach`` steps."""
     joined = axis.join(values, on="slot", how="left", maintain_order="left")
     return joined.with_columns(pl.exclude("slot").forward_fill(limit=reach)) if reach else joined

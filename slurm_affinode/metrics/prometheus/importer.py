@@ -117,8 +117,8 @@ class _Run:
         self._reader = QueryReader(client, question, options, notes, collector=collector)
         self._notes = notes
         self._advance = advance
-        self._seen = SeenFiles(reader.checked, reader.table)
-        self._taken: list[Taken] = []
+        self._seen_files = SeenFiles(reader.checked, reader.table)
+        self._additions: list[Taken] = []
         self.at = question.since_ms
         self.failure: AffinodeError | None = None
 
@@ -137,7 +137,9 @@ class _Run:
     def take(self, window: Window, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
         """Pass a window to the store."""
         name = self._notes.name
-        self._taken.append(add(self._seen.watch(iter(window.frames), self._notes), SampleSource(name, origin=name)))
+        self._additions.append(
+            add(self._seen_files.watch(iter(window.frames), self._notes), SampleSource(name, origin=name))
+        )
 
     def summary(
         self,
@@ -148,11 +150,11 @@ class _Run:
         store: SampleStore,
     ) -> IngestSummary:
         """Summarize the ingest. Raises ``NoSamplesError`` without samples, ``InputError`` if no series can be used."""
-        samples = sum(entry.samples for entry in self._taken)
+        samples = sum(entry.samples for entry in self._additions)
         if not samples and self.failure is None:
             raise self._no_metrics(metrics)
-        first = min((entry.first_ms for entry in self._taken if entry.first_ms is not None), default=None)
-        last = max((entry.last_ms for entry in self._taken if entry.last_ms is not None), default=None)
+        first = min((entry.first_ms for entry in self._additions if entry.first_ms is not None), default=None)
+        last = max((entry.last_ms for entry in self._additions if entry.last_ms is not None), default=None)
         notes = self._notes
         warned = [(f"warned: {text}", times) for text, times in self._client.warnings.items()]
         outcome = FileOutcome(
@@ -169,14 +171,16 @@ class _Run:
             started=started,
             finished=finished,
         )
-        steps = sampling_steps(store, outcome.first, outcome.last, self._seen.devices) if totals is not None else ()
+        steps = (
+            sampling_steps(store, outcome.first, outcome.last, self._seen_files.devices) if totals is not None else ()
+        )
         return IngestSummary(
             files=(outcome,),
             samples=samples,
             new=totals.new if totals else 0,
             duplicates=totals.duplicates if totals else 0,
-            devices=len(self._seen.devices),
-            nodes=len(self._seen.nodes),
+            devices=len(self._seen_files.devices),
+            nodes=len(self._seen_files.nodes),
             first=outcome.first,
             last=outcome.last,
             steps_s=steps,

@@ -88,10 +88,10 @@ def _unquoted(quoted: str) -> str:
     body = quoted[1:-1]
     if quoted[0] == "`":
         return body
-    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match.group(1), _kept(match)), body)
+    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match.group(1), _unescape(match)), body)
 
 
-def _kept(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     """Unescape ``\\\\`` and quotes; any other escape is left to the server."""
     return match.group(1) if match.group(1) in "\\\"'" else match.group(0)
 
@@ -218,7 +218,7 @@ class _GpuCollector:
     def __init__(self, reader: SeriesReader) -> None:
         self._reader = reader
         self._long = LongForm(entries_at_once=2**62)  # a window is small; its metrics must be merged
-        self._held: list[pl.DataFrame] = []
+        self._entries: list[pl.DataFrame] = []
         self._batch: list[tuple[int, dict[str, Any]]] = []
         self._points = 0
         """Points in ``_batch``: series are converted together, as each conversion takes as long as many points."""
@@ -230,13 +230,13 @@ class _GpuCollector:
             self._convert()
 
     def _convert(self) -> None:
-        self._held += self._reader.entries_of(self._batch, self._long)
+        self._entries += self._reader.entries_of(self._batch, self._long)
         self._batch, self._points = [], 0
 
     def frames(self, inside: pl.Expr) -> list[pl.DataFrame]:
         self._convert()
-        if self._held:
-            list(self._long.add(pl.concat(self._held).filter(inside)))  # yields nothing before ``rest``
+        if self._entries:
+            list(self._long.add(pl.concat(self._entries).filter(inside)))  # yields nothing before ``rest``
         return list(self._long.rest())
 
 

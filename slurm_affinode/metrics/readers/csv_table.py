@@ -196,7 +196,7 @@ class CsvReader:
                 cells, misfits = split
                 for line, row in misfits:
                     self._misfit(line, row, last=line == block.open_line)
-                yield from self._taken(cells)
+                yield from self._rows_of(cells)
                 continue
             number = number if rest else block.first
             text = rest + block.text.decode()
@@ -279,7 +279,7 @@ class CsvReader:
             if self._is_header(cells):
                 if not self._is_same(cells):
                     # The logger was restarted with other columns, or another table was appended.
-                    yield from self._taken(_frame(good))
+                    yield from self._rows_of(_frame(good))
                     if self._table is not None:
                         yield from self._table.rest()
                     good, self._header, self._table = [], [cell.strip() for cell in cells], None
@@ -287,7 +287,7 @@ class CsvReader:
                 good.append((number, cells))
             else:
                 self._misfit(number, cells, last=number == open_line)
-        yield from self._taken(_frame(good))
+        yield from self._rows_of(_frame(good))
 
     def _is_same(self, names: list[str]) -> bool:
         """Return whether a header has the same columns as the last one."""
@@ -303,7 +303,7 @@ class CsvReader:
         aliases_known = [alias for name in names if (alias := self._options.aliases.column(name)) is not None]
         return len(aliases_known) > 1 and any(alias.field in _TELLING for alias in aliases_known)
 
-    def _taken(self, good: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    def _rows_of(self, good: pl.DataFrame) -> Iterator[pl.DataFrame]:
         if good.is_empty():
             return
         if self._table is None:

@@ -29,7 +29,7 @@ _APART = re.compile(r"\s{2,}")
 _EMPTY_LINE = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
 """Lines between samples; ``ts`` puts a time before these, too."""
 _ENTITIES = {"GPU": "index", "GPU-I": "mig"}
-_OTHERS = (
+_OTHER_ENTITIES = (
     "GPU-CI",
     "VGPU",
     "vGPU",
@@ -153,7 +153,7 @@ class DmonReader:
             self._reject(number, f"is not a line of dmon: {line.strip()[:60]}", last=last)
             return None
         stamp, entity, ident, rest = match.groups()
-        if entity in _OTHERS:
+        if entity in _OTHER_ENTITIES:
             return None
         if entity not in _ENTITIES:
             self._reject(number, f"has an unknown entity: {entity}", last=last)

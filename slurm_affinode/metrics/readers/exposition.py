@@ -194,7 +194,7 @@ def with_times(frame: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions
 class ExpositionReader:
     """Read one file of exposition text."""
 
-    _kept: tuple[str, ...] = ()
+    _kept_columns: tuple[str, ...] = ()
     """Further columns of the lines that the entries keep."""
 
     def __init__(
@@ -329,7 +329,7 @@ class ExpositionReader:
             series.alias("series"), heads["code"].gather(head_rows), value.alias("value"),
             quick["ms"].cast(TIME).alias("time"),
         ]  # fmt: skip
-        return pl.DataFrame([*(quick[name] for name in self._kept), *columns])
+        return pl.DataFrame([*(quick[name] for name in self._kept_columns), *columns])
 
     def _odd_entries(self, lines: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         frame = _names(lines)
@@ -359,7 +359,7 @@ class ExpositionReader:
         """Return the entries of lines with a metric of the alias table."""
         aliases = self._aliases(frame, block)
         if not aliases:
-            return pl.DataFrame(schema={**{name: frame.schema[name] for name in self._kept}, **ENTRIES})
+            return pl.DataFrame(schema={**{name: frame.schema[name] for name in self._kept_columns}, **ENTRIES})
         values = frame.filter(pl.col("name").is_in(list(aliases)))
         values = split_samples(values)
         self._reject(values.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
@@ -445,7 +445,7 @@ class ExpositionReader:
         value = pl.col("value") if factor is None else pl.col("value") * factor
         codes = [code_of(alias) for alias in aliases.values()]
         code = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt16)
-        return values.select(*self._kept, "series", code.alias("code"), value.alias("value"), "time")
+        return values.select(*self._kept_columns, "series", code.alias("code"), value.alias("value"), "time")
 
     def _factor(self, values: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
         """Return the factor of the values; None: all are in the unit of the schema."""
@@ -491,7 +491,7 @@ class SmallFilesReader(ExpositionReader):
     Files with anything to report, or with samples without a time, are left to ``ExpositionReader``.
     """
 
-    _kept = ("file",)
+    _kept_columns = ("file",)
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(ReadingNotes(""), replace(options, start=None), options.node)

@@ -44,7 +44,7 @@ class LongForm:
     def __init__(self, entries_at_once: int = ENTRIES_AT_ONCE) -> None:
         self._numbers: dict[tuple[Identity, str | None], int] = {}
         self._frames: list[pl.DataFrame] = []
-        self._held = 0
+        self._count = 0
         self._limit = entries_at_once
 
     def series(self, identity: Identity, job: str | None) -> int:
@@ -54,8 +54,8 @@ class LongForm:
     def add(self, entries: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Add ``ENTRIES``; yield samples once enough are held, except of the latest time, which may be incomplete."""
         self._frames.append(entries)
-        self._held += len(entries)
-        if self._held >= self._limit:
+        self._count += len(entries)
+        if self._count >= self._limit:
             rows = pl.concat(self._frames)
             last = rows["time"].max()
             complete = rows["time"] < last
@@ -63,13 +63,13 @@ class LongForm:
             # A file sorted by series may have its latest time anywhere, so everything held is returned.
             ready = rows.filter(complete) if 2 * len(rest) < len(rows) else rows
             self._frames = [rest] if ready is not rows else []
-            self._held = sum(len(frame) for frame in self._frames)
+            self._count = sum(len(frame) for frame in self._frames)
             yield from self._samples(ready)
 
     def rest(self) -> Iterator[pl.DataFrame]:
         """Yield the samples that are still held."""
         rows = pl.concat(self._frames) if self._frames else pl.DataFrame(schema=ENTRIES)
-        self._frames, self._held = [], 0
+        self._frames, self._count = [], 0
         yield from self._samples(rows)
 
     def _samples(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:

@@ -143,7 +143,7 @@ class SeriesReader:
             return
         sequences: list[tuple[int, int, float] | tuple[None, None, None]] = []
         for (number, _), (labels, values), shown in zip(batch, sound, points.percent, strict=True):
-            series = self._known(number, labels, len(values), long)
+            series = self._usable_series(number, labels, len(values), long)
             sequences.append(
                 (None, None, None) if series is None else (series.number, series.code, self._factor(series, shown))
             )
@@ -165,7 +165,7 @@ class SeriesReader:
             notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
             return None
         labels, points = parsed
-        cached = self._known(number, labels, len(points), long)
+        cached = self._usable_series(number, labels, len(points), long)
         if cached is None:
             return None
         frame = points_of(points, notes, options, number)
@@ -177,7 +177,7 @@ class SeriesReader:
             "time",
         )
 
-    def _known(self, number: int, labels: dict[str, str], points: int, long: LongForm) -> _Series | None:
+    def _usable_series(self, number: int, labels: dict[str, str], points: int, long: LongForm) -> _Series | None:
         """Return the series ``number`` of a response; None, with a note, if it cannot be used."""
         name = labels.pop("__name__", None)
         alias = self._options.aliases.metric(name) if name else None

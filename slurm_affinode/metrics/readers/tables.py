@@ -354,17 +354,17 @@ class Ticks:
         self._notes = notes
         self._tick = 0
         self._devices: dict[Identity, int] = {}
-        self._seen: set[int] = set()
+        self._last_times: set[int] = set()
 
     def times(self, devices: Sequence[Identity], device_rows: pl.Series, numbers: pl.Series) -> pl.Series:
         """Return the UTC times of rows in the order of the file, given their devices by position in ``devices``."""
         device_numbers = np.array(
             [self._devices.setdefault(device, len(self._devices)) for device in devices], np.int64
         )
-        before = sorted(self._seen)
+        before = sorted(self._last_times)
         rows = np.concatenate([np.array(before, np.int64), device_numbers[device_rows.to_numpy()]])
         starts = _tick_starts(rows)
-        self._seen = set(rows[starts[-1] :].tolist())
+        self._last_times = set(rows[starts[-1] :].tolist())
         ticks = np.zeros(len(rows), np.int64)
         ticks[starts[1:]] = 1
         ticks = self._tick + np.cumsum(ticks)[len(before) :]

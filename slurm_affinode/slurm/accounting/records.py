@@ -91,7 +91,7 @@ _JOB_COLUMNS = ["line", "gpus_said", *JOBS]
 _STEP_COLUMNS = ["line", "printed", "gpus_said", *("job_name" if name == "step_name" else name for name in STEPS)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUN = ("cluster", "job_id")
-_OVER = sorted(ENDED_STATES | {"REQUEUED"})
+_FINAL_STATES = sorted(ENDED_STATES | {"REQUEUED"})
 
 
 def _gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
@@ -119,7 +119,7 @@ def settle(records: pl.DataFrame) -> pl.DataFrame:
 
 def endless(records: pl.DataFrame) -> pl.Series:
     """Return a mask of the ``records`` of runs that are over and have a start but no end."""
-    over = pl.col("start").is_not_null() & pl.col("end").is_null() & pl.col("state").is_in(_OVER)
+    over = pl.col("start").is_not_null() & pl.col("end").is_null() & pl.col("state").is_in(_FINAL_STATES)
     return records.select(over.fill_null(value=False)).to_series()
 
 

@@ -357,7 +357,7 @@ class Converter:
         self._out: dict[str, pl.Series] = {}
         self._bad: dict[int, bool] = {}
         shared = shared or Shared()
-        self._job_starts, self._known = shared.job_starts, shared.known
+        self._job_starts, self._known_cells = shared.job_starts, shared.known
         self.problems: list[Problem] = []
         self.decisions: list[TimeDecision] = []
 
@@ -480,7 +480,7 @@ class Converter:
                 cells,
                 lambda text: dict(zip(("state", "by"), records.parse(text), strict=True)),
                 kind,
-                self._known["state"],
+                self._known_cells["state"],
             )
             self._out["state"] = typed.values.struct.field("state")
             self._out["cancelled_by"] = typed.values.struct.field("by")
@@ -491,7 +491,7 @@ class Converter:
                 cells,
                 lambda text: dict(zip(("code", "signal"), units.parse_exit_code(text), strict=True)),
                 kind,
-                self._known["exitcode"],
+                self._known_cells["exitcode"],
             )
             self._out["exit_code"] = typed.values.struct.field("code")
             self._out["exit_signal"] = typed.values.struct.field("signal")
@@ -505,9 +505,9 @@ class Converter:
         self._first(("priority", whole), target="priority")
         if (cells := self._column("timelimitraw", "timelimit")) is not None:
             if cells.name == "timelimitraw":
-                limit = mapped(cells, _raw_limit_s, pl.Int64(), self._known[cells.name])
+                limit = mapped(cells, _raw_limit_s, pl.Int64(), self._known_cells[cells.name])
             else:
-                limit = mapped(cells, units.parse_duration_s, pl.Float64(), self._known[cells.name])
+                limit = mapped(cells, units.parse_duration_s, pl.Float64(), self._known_cells[cells.name])
             self._take(limit, cells.name, "timelimit_s")
             words = sorted(units.UNLIMITED_WORDS)
             unlimited = of_distinct(cells, lambda texts: texts.str.to_lowercase().is_in(words))
@@ -579,7 +579,7 @@ class Converter:
         for name, target in (("alloctres", "alloc_tres"), ("reqtres", "req_tres")):
             if (cells := self._column(name)) is not None:
                 self._out[target] = self._text(cells)
-                tres[name], bad = tres_columns(cells, self._known[name])
+                tres[name], bad = tres_columns(cells, self._known_cells[name])
                 self._note(bad, name)
                 why = tres[name]["gpus_bad"]
                 unreadable = why.is_not_null().arg_true().to_list() if why.null_count() < height else ()
@@ -590,7 +590,7 @@ class Converter:
                 tres[name] = pl.DataFrame(schema=TRES).clear(height)
         alloc, req = tres["alloctres"], tres["reqtres"]
         if (cells := self._column("nodelist")) is not None:
-            typed = mapped(cells, _node_list, pl.String(), self._known["nodelist"])
+            typed = mapped(cells, _node_list, pl.String(), self._known_cells["nodelist"])
             self._take(typed, "nodelist", "node_list")
         self._first(("allocnodes", whole), ("nnodes", whole), target="nodes")
         self._out["nodes"] = _coalesce(self._out.get("nodes"), alloc["node"], self._node_counts())
@@ -603,7 +603,7 @@ class Converter:
     def _node_counts(self) -> pl.Series | None:
         if "node_list" not in self._out or self._out.get("nodes") is not None:
             return None
-        return mapped(self._out["node_list"], hostlist.count, pl.Int64(), self._known["nodes"]).values
+        return mapped(self._out["node_list"], hostlist.count, pl.Int64(), self._known_cells["nodes"]).values
 
     def _requested_memory(self, from_tres: pl.Series) -> None:
         cells = self._column("reqmem")
@@ -611,7 +611,7 @@ class Converter:
             self._out["req_mem_bytes"] = from_tres
             return
         kind = pl.Struct({"size": pl.Int64, "per": pl.String})
-        typed = mapped(cells, _req_mem, kind, self._known["reqmem"])
+        typed = mapped(cells, _req_mem, kind, self._known_cells["reqmem"])
         self._note(typed.bad, "reqmem")
         size, per = typed.values.struct.field("size"), typed.values.struct.field("per")
         if (per != "").any():
@@ -660,7 +660,7 @@ class Converter:
             counts = units.parse_gres(text)
             return {"gpus": counts.count, "kind": counts.kind}
 
-        typed = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}), self._known[name])
+        typed = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}), self._known_cells[name])
         self._note(typed.bad, name)
         return typed.values.struct.unnest()
 

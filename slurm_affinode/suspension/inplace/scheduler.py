@@ -266,7 +266,7 @@ class InPlaceScheduler:
         try:
             self._waking.thaw(sleeper)
         except TreeGoneError:
-            self._gone(sleeper)
+            self._drop(sleeper)
             return
         except AffinodeError as error:
             LOG.warning("job %s: %s", sleeper.job_id, error)
@@ -279,7 +279,7 @@ class InPlaceScheduler:
             sleepers = list(self._sleepers.values())
         for sleeper in sleepers:
             if not sleeper.waking and not self._processes.alive(sleeper.facts.init_pid, sleeper.facts.init_started):
-                self._gone(sleeper)
+                self._drop(sleeper)
             elif not sleeper.requested and (why := self._checks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
         resting = {sleeper.job_id: sleeper for sleeper in sleepers if not sleeper.requested and sleeper.locks}
@@ -296,7 +296,7 @@ class InPlaceScheduler:
             asleep = frozenset(self._sleepers)
         return bool(self._sharing.plan([sleeper], [], asleep).wakes)
 
-    def _gone(self, sleeper: Sleeper) -> None:
+    def _drop(self, sleeper: Sleeper) -> None:
         with self._lock:
             if self._sleepers.pop(sleeper.job_id, None) is None:
                 return
@@ -374,7 +374,7 @@ class InPlaceScheduler:
         try:
             self._waking.wake(sleeper)
         except TreeGoneError:
-            self._gone(sleeper)
+            self._drop(sleeper)
         except NoGpuRoom as error:
             LOG.info("job %s: still waits to wake: %s", sleeper.job_id, error)
         except AffinodeError as error:

@@ -232,7 +232,7 @@ class NodeSockets:
         self._probes = probes
         self._proc = proc
         self._warn = warn
-        self._kept: dict[int, Diag] = {}
+        self._diags: dict[int, Diag] = {}
         self._unreadable: set[int] = set()
         self._families: dict[int, tuple[frozenset[int], tuple[str, ...]]] = {}
         """Namespace -> the sockets queried last, and their families."""
@@ -272,8 +272,8 @@ class NodeSockets:
             for space, inodes in job_sockets.spaces.items()
             if inodes
         }
-        for space in self._kept.keys() - places.keys():  # otherwise it would keep the namespace of an ended job
-            self._kept.pop(space).close()
+        for space in self._diags.keys() - places.keys():  # otherwise it would keep the namespace of an ended job
+            self._diags.pop(space).close()
             self._families.pop(space, None)
         only = {
             space: frozenset().union(*(job_sockets.spaces.get(space, frozenset()) for job_sockets in owners.values()))
@@ -306,9 +306,9 @@ class NodeSockets:
     def _dump(self, net_space: NetSpace, only: frozenset[int]) -> dict[int, Sock] | None:
         space = net_space.inode
         try:
-            diag = self._kept.get(space)
+            diag = self._diags.get(space)
             if diag is None:
-                diag = self._kept[space] = self._open(net_space)
+                diag = self._diags[space] = self._open(net_space)
             # Sleeping jobs open no sockets: the kinds of their sockets are determined once.
             before, families = self._families.get(space, (frozenset(), ()))
             if before == only:
@@ -318,7 +318,7 @@ class NodeSockets:
                 self._families[space] = only, _kinds(table.values())
             table = without_probes(diag, table, self._probes)
         except SockDiagError as error:
-            if (kept_space := self._kept.pop(space, None)) is not None:
+            if (kept_space := self._diags.pop(space, None)) is not None:
                 kept_space.close()
             if space not in self._unreadable:
                 self._unreadable.add(space)
@@ -329,9 +329,9 @@ class NodeSockets:
 
     def close(self) -> None:
         """Close the sockets used for queries."""
-        for diag in self._kept.values():
+        for diag in self._diags.values():
             diag.close()
-        self._kept.clear()
+        self._diags.clear()
 
 
 def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:

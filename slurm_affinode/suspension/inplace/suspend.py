@@ -72,7 +72,7 @@ _Listeners = frozenset[tuple[str, int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Observation:
     listeners: _Listeners
     since_s: float
     served: bool
@@ -90,11 +90,11 @@ class Settling:
         """``settle_s``: how long listeners must exist without a change; ``clock``: a monotonic clock, in seconds."""
         self._settle_s = settle_s
         self._clock = clock
-        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._observations: dict[tuple[int, int], _Observation] = {}
 
     def forget_others(self, attempts: Collection[tuple[int, int]]) -> None:
         """Forget all jobs but these attempts (raw ID and restart count)."""
-        self._seen = {key: entry for key, entry in self._seen.items() if key in attempts}
+        self._observations = {key: entry for key, entry in self._observations.items() if key in attempts}
 
     def hindrance(self, attempt: tuple[int, int], table: sockets.SocketTable) -> str | None:
         """Return why a job may still be starting, given its sockets now; ``None``: it is not.
@@ -104,12 +104,12 @@ class Settling:
         listeners = frozenset((sock.family, sock.port, sock.name) for sock in table.values() if sock.listens)
         ports = {sock.port for sock in table.values() if sock.listens and sock.family == "tcp"}
         served = any(not sock.listens and sock.port in ports and sock.received for sock in table.values())
-        now_s, before = self._clock(), self._seen.get(attempt)
+        now_s, before = self._clock(), self._observations.get(attempt)
         if before is not None and before.served:
             return None
         same = before is not None and before.listeners == listeners
         since_s = before.since_s if before is not None and same else now_s
-        self._seen[attempt] = _Seen(listeners, since_s, served)
+        self._observations[attempt] = _Observation(listeners, since_s, served)
         if served or not self._settle_s or now_s - since_s >= self._settle_s:
             return None
         return (

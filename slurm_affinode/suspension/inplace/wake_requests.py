@@ -13,7 +13,7 @@ from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.job.process_tree import Processes
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 
-_KEPT = 4096
+_MAX_REQUESTS = 4096
 _FALLING = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.FROZEN})
 
 _STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
@@ -64,7 +64,7 @@ class WakeRequests:
 
     def keep(self, job_id: int, request: WakeRequest) -> None:
         """Record a request, also for a job that runs: it may be stopped before it receives a signal."""
-        if len(self._of_jobs) >= _KEPT:
+        if len(self._of_jobs) >= _MAX_REQUESTS:
             self._of_jobs.clear()
         self._of_jobs[job_id] = self._now(), request
 

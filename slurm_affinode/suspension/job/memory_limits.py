@@ -75,7 +75,7 @@ class RaisedLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
+class _RaisedLimits:
     """The raised limits of a job."""
 
     boot: str
@@ -272,7 +272,7 @@ class MemoryLimits:
                 todo.append(
                     (group, RaisedLimit(str(group), device, inode, raised.name, raised.value, (raised.value, value)))
                 )
-        self._write(job_id, _Raised(self._boot(), tuple(limit for _, limit in todo)))
+        self._write(job_id, _RaisedLimits(self._boot(), tuple(limit for _, limit in todo)))
         for group, limit in todo:
             group.write(limit.name, str(limit.written[-1]))
         return max((limit.written[-1] - limit.before for _, limit in todo), default=0)
@@ -346,7 +346,7 @@ class MemoryLimits:
             return _used(group, limit.name)
         return None
 
-    def _late(self, record: _Raised) -> bool:
+    def _late(self, record: _RaisedLimits) -> bool:
         """Return whether the grace period has passed."""
         return record.over_since is not None and self._clock() - record.over_since >= _GRACE_S
 
@@ -380,9 +380,13 @@ class MemoryLimits:
         """Return the limit with the values to write next; ``None`` if the agent no longer raises it."""
         try:
             with self._group(limit) as group:
-                value, used, kept_limit = _number(group, limit.name), _used(group, limit.name), _kept(group, limit.name)
+                value, used, kept_limit = (
+                    _number(group, limit.name),
+                    _used(group, limit.name),
+                    _used_or_dirty(group, limit.name),
+                )
         except OSError as error:
-            return None if _gone(error) else limit
+            return None if _is_missing(error) else limit
         if value is None or value not in limit.written:
             if value != limit.before:
                 LOG.info("job %s: Slurm has changed its memory limit meanwhile, which is kept", job_id)
@@ -411,7 +415,7 @@ class MemoryLimits:
                         group.write(limit.name, str(value))
                         return value == limit.before
         except OSError as error:
-            return _gone(error)
+            return _is_missing(error)
         return False
 
     @contextlib.contextmanager
@@ -427,11 +431,11 @@ class MemoryLimits:
     def _path(self, job_id: int) -> Path:
         return self._directory / f"{job_id}.json"
 
-    def _write(self, job_id: int, record: _Raised) -> None:
+    def _write(self, job_id: int, record: _RaisedLimits) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_text(self._path(job_id), json.dumps({"version": _VERSION, **asdict(record)}), mode=0o600)
 
-    def _records(self, job_ids: Collection[int] | None = None) -> Mapping[int, _Raised]:
+    def _records(self, job_ids: Collection[int] | None = None) -> Mapping[int, _RaisedLimits]:
         """Return the records by job. Raises ``OSError`` if one cannot be read now."""
         if job_ids is None:
             try:
@@ -572,7 +576,7 @@ def _used(group: Cgroup, name: str) -> int | None:
     return None if used is None else max(0, used - reclaimable(_stat(group)))
 
 
-def _kept(group: Cgroup, name: str) -> int | None:
+def _used_or_dirty(group: Cgroup, name: str) -> int | None:
     """As ``_used``, with memory that the kernel has to write to files before it can reclaim it."""
     used, stat = _number(group, _USAGE[name]), _stat(group)
     sizes = {key: kernel_text.number(value) or 0 for key, _, value in (line.partition(" ") for line in stat)}
@@ -588,7 +592,7 @@ def _stat(group: Cgroup) -> list[str]:
     return group.text("memory.stat").split("\n")
 
 
-def _gone(error: OSError) -> bool:
+def _is_missing(error: OSError) -> bool:
     """Return whether a cgroup no longer exists."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
 
@@ -598,12 +602,12 @@ def _number(group: Cgroup, name: str) -> int | None:
     return kernel_text.number(group.text(name).strip())
 
 
-def _decoded(text: str) -> _Raised:
+def _decoded(text: str) -> _RaisedLimits:
     """Return the record in a file. Raises ``ValueError``."""
     value = json_values.table(json_values.loads(text))
     if value.pop("version", None) != _VERSION:
         raise ValueError("its version is unknown")
-    record = json_values.record(_Raised, value, strict=False)
+    record = json_values.record(_RaisedLimits, value, strict=False)
     for limit in record.limits:
         if limit.name not in _USAGE or not limit.written or min(limit.before, *limit.written) < 0:
             raise ValueError(f"{limit.name!r:.60} is not a limit that was raised")

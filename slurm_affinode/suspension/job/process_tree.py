@@ -134,7 +134,7 @@ class StoppedJob:
     def __init__(self, processes: Processes, init: Id) -> None:
         self._processes = processes
         self._init = init
-        self._held = contextlib.ExitStack()
+        self._open_processes = contextlib.ExitStack()
 
     def stop(
         self, *, timeout_s: float, but: Collection[int] = (), examine: Callable[[Process], None] | None = None
@@ -158,7 +158,7 @@ class StoppedJob:
         self, members: Sequence[Member], but: Collection[int], examine: Callable[[Process], None] | None = None
     ) -> None:
         self.release()
-        self._held.enter_context(self._processes.hold(members, examine))
+        self._open_processes.enter_context(self._processes.hold(members, examine))
         running = {member.id for member in self._processes.all_processes(*self._init) if member.pid not in but}
         new = sorted(running - {member.id for member in members})
         if new:
@@ -167,7 +167,7 @@ class StoppedJob:
 
     def release(self) -> None:
         """Release them. Those that have received SIGSTOP stay stopped. Idempotent."""
-        self._held.close()
+        self._open_processes.close()
 
 
 @dataclass(slots=True)
@@ -245,14 +245,14 @@ class LinuxProcesses:
                 self.sleep(_SETTLE_S)
 
     def _moves(self, member: Member, *, strict: bool) -> bool:
-        with contextlib.suppress(OSError), _held(member, self.proc) as process:
+        with contextlib.suppress(OSError), _process(member, self.proc) as process:
             return not thread_states(process) <= set(STILL) if strict else is_moving(process)
         return False
 
     def _run(self, members: Iterable[Member]) -> bool:
         """Return whether a thread of these processes neither rests nor waits in the kernel."""
         for member in members:
-            with contextlib.suppress(OSError), _held(member, self.proc) as process:
+            with contextlib.suppress(OSError), _process(member, self.proc) as process:
                 if not thread_states(process) <= {*STILL, "D"}:
                     return True
         return False
@@ -277,13 +277,13 @@ class LinuxProcesses:
 
     def _reads_later(self, member: Member, number: int) -> bool:
         """Return whether the process has this signal pending, and blocks it."""
-        with contextlib.suppress(OSError), _held(member, self.proc) as process:
+        with contextlib.suppress(OSError), _process(member, self.proc) as process:
             blocked = kernel_text.number(process.status().get("SigBlk"), 16) or 0
             return is_pending(process, number) and bool(blocked >> (number - 1) & 1)
         return False
 
     def _is_stopped(self, member: Member) -> bool:
-        with contextlib.suppress(OSError), _held(member, self.proc) as process:
+        with contextlib.suppress(OSError), _process(member, self.proc) as process:
             return thread_states(process) == {"T"}
         return False
 
@@ -303,13 +303,13 @@ class LinuxProcesses:
         def trace() -> None:
             try:
                 for member in every:
-                    with contextlib.suppress(OSError), _held(member, self.proc) as process:
+                    with contextlib.suppress(OSError), _process(member, self.proc) as process:
                         for task in process.names("task"):
                             _seize(process, int(task))
                 self._wait_for_stop(every)
                 if examine is not None:
                     for member in every:
-                        with contextlib.suppress(ProcessGoneError), _held(member, self.proc) as process:
+                        with contextlib.suppress(ProcessGoneError), _process(member, self.proc) as process:
                             examine(process)
             except Exception as error:
                 failures.append(error)
@@ -411,14 +411,14 @@ def _seize(process: Process, task: int) -> None:
         ptrace.ptrace(ptrace.INTERRUPT, task)  # it may have received SIGCONT meanwhile
 
 
-def _held(member: Member, proc: Path) -> Process:
+def _process(member: Member, proc: Path) -> Process:
     return Process(member.pid, started=member.started, proc=proc)
 
 
 def send(members: Iterable[Member], number: int, *, proc: Path = pidfd.PROC) -> None:
     """Signal each of these processes, but no other process that has reused the PID of one that has ended."""
     for member in members:
-        with contextlib.suppress(pidfd.ProcessGoneError), _held(member, proc) as process:
+        with contextlib.suppress(pidfd.ProcessGoneError), _process(member, proc) as process:
             process.signal(number)
 
 

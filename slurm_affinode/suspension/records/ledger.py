@@ -25,7 +25,7 @@ class SuspensionLedger:
         """``directory``: ``None`` disables the ledger."""
         self._path = None if directory is None else directory / f"{node}.jsonl"
         self._ask = FileSystemCalls(directory)
-        self._left = b""
+        self._unwritten = b""
         self._lock = threading.Lock()
         """Guards the file and the lines that could not be written yet."""
 
@@ -36,14 +36,14 @@ class SuspensionLedger:
             return
         line = encode(entry).encode("utf-8", "backslashreplace") + b"\n"
         with self._lock:
-            data = self._left + line
+            data = self._unwritten + line
             try:
                 self._ask(lambda: _append(path, data))
-                self._left = b""
+                self._unwritten = b""
             except OSError as error:
                 later = isinstance(error, NoAnswerError) and len(data) <= _LEFT_LIMIT
                 if later:  # duplicate lines count once
-                    self._left = data
+                    self._unwritten = data
                 what = "written later" if later else "lost"
                 _LOG.warning("%s: a line is %s: %s", path, what, error.strerror or error)
 

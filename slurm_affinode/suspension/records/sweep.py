@@ -377,7 +377,7 @@ class ImageSweep:
         """
         absences = self.absences.all()
         numbers = {name: int(name.rpartition(".")[2]) for name in unknown}
-        lacking = sorted(name for name, number in numbers.items() if not _listed(jobs, number))
+        lacking = sorted(name for name, number in numbers.items() if not _is_listed(jobs, number))
         doubtful = [name for name in lacking if name not in absences or absences[name].due]
         for name in doubtful[:MOST_QUERIED]:
             try:
@@ -407,7 +407,7 @@ class ImageSweep:
         }  # fmt: skip
         unknown |= {note.key.name for note in notes if not _knows(jobs, note)}
         for store in self.stores:  # entries without a readable manifest, or with only that of a copy
-            unknown |= {name for name, number in _directories(store, self.cluster) if not _listed(jobs, number)}
+            unknown |= {name for name, number in _directories(store, self.cluster) if not _is_listed(jobs, number)}
             for facts, _ in store.begun(growing=True):
                 if facts.key.cluster == self.cluster and jobs.fate(Image(facts, "")) is Fate.UNKNOWN:
                     unknown.add(facts.key.name)
@@ -475,7 +475,7 @@ def _knows(jobs: _Jobs, note: Note) -> bool:
     )
 
 
-def _listed(jobs: _Jobs, number: int) -> bool:
+def _is_listed(jobs: _Jobs, number: int) -> bool:
     return number in jobs.live or number in jobs.ended
 
 

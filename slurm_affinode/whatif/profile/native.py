@@ -76,7 +76,7 @@ class Profile:
             0, self._breakpoints.ctypes.data, 0, self._queue.ctypes.data, self._start.ctypes.data,
             self._span.ctypes.data, self._units.ctypes.data,
         )  # fmt: skip
-        self._at = ctypes.addressof(self._record)
+        self._address = ctypes.addressof(self._record)
         self._place = self._positions.ctypes.data
         self._next = ctypes.c_int64()
         self.clear(0)
@@ -89,28 +89,28 @@ class Profile:
 
     def advance(self, now: int) -> None:
         """Forget what was before ``now``."""
-        self._library.advance(self._at, now)
+        self._library.advance(self._address, now)
 
     def add(self, start: int, end: int, units: int) -> None:
         """Add ``units`` (negative: subtract) from ``start``, at or after the present time, to ``end``."""
-        self._library.add(self._at, start, end, units)
+        self._library.add(self._address, start, end, units)
 
     def reserve(self, position: int, job: int, span: int) -> None:
         """Insert a job into the queue at ``position``; reserve its units from the earliest time at which it fits."""
-        self._library.reserve(self._at, position, job, span)
+        self._library.reserve(self._address, position, job, span)
 
     def reserve_all(self) -> None:
         """Give each waiting job, in order, the earliest time at which it fits."""
-        self._library.reserve_all(self._at)
+        self._library.reserve_all(self._address)
 
     def move_forward(self) -> None:
         """Give each waiting job, in order, an earlier reservation if there is one."""
-        self._library.move_forward(self._at)
+        self._library.move_forward(self._address)
 
     def take_due(self, now: int) -> tuple[list[int], int]:
         """Remove the jobs whose reservation has begun from the queue.
 
         Return their positions before that, ascending, and when the next reservation begins; without any, 2**63 - 1.
         """
-        count = self._library.take_due(self._at, now, self._place, byref(self._next))
+        count = self._library.take_due(self._address, now, self._place, byref(self._next))
         return self._positions[:count].tolist() if count else [], self._next.value

@@ -92,7 +92,7 @@ def test_hold_by_administrator_is_shown(node: Node1, held: bool) -> None:
     row = ask(node, ALICE, verb="status", job=8)["jobs"][0]
     assert (row["held_by_admin"], row["released"], row["restoring_on"]) == (held, False, None)
     wait_until("the queue is read", lambda: ask(node, ALICE, verb="status")["jobs"][0]["held_by_admin"] is held)
-    node.daemon.service._seen.clear()
+    node.daemon.service._slurm_states.clear()
     node.slurm.down = True
     held_by_admin = lambda: ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"]  # noqa: E731
     wait_until("the last answer is too old", held_by_admin, lambda known: known is None)

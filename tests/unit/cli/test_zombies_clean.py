@@ -312,7 +312,7 @@ def test_ended_and_requeued_jobs_are_excluded() -> None:
         slurm = Slurm()
 
     def over(known: list[Any] | None) -> set[str]:
-        return set(Session(clean_up, assessment, None, Here(), None, NOW, known)._over())  # type: ignore[arg-type]
+        return set(Session(clean_up, assessment, None, Here(), None, NOW, known)._ended_findings())  # type: ignore[arg-type]
 
     assert over(jobs) == {finding.key for finding in findings[1:]}
     assert over([]) == {finding.key for finding in findings}

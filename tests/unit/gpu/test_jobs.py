@@ -147,7 +147,7 @@ def test_concurrent_change_of_the_cache_is_not_an_error(proc, monkeypatch):
 
     class Shared(JobFinder):
         def started(self, pid: int) -> int | None:
-            self._known[(1000 + len(self._known), 1)] = JobRef(1, None, "cgroup")
+            self._job_refs[(1000 + len(self._job_refs), 1)] = JobRef(1, None, "cgroup")
             return super().started(pid)
 
     for pid in (50, 51):

@@ -261,7 +261,7 @@ def test_wake_before_image_is_copied_is_kept(world):
 
 def test_note_of_canceled_suspended_job_is_removed(asleep):
     world, agent = asleep
-    agent.waker._over = agent.keeper.over
+    agent.waker._record_end = agent.keeper.over
     world.state = "CANCELLED"
     run_waker(world, agent, (NODE,))
     assert agent.notes.all() == []
