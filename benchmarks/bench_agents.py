@@ -113,7 +113,7 @@ def job(number: int, *, held: bool) -> Job:
     """Return a pending job."""
     values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__)
     values |= {
-        "job_id": number, "uid": 1000, "state": "PENDING", "held": held, "partitions": ("gpu",), "restarts": 1,
+        "job_id": number, "uid": 1000, "state": "PENDING", "is_held": held, "partitions": ("gpu",), "restarts": 1,
         "node_count": 1, "tres_requested": {}, "tres_allocated": {}, "node_gpus": (), "nodes": (), "steps": (),
         "nodes_required": (), "nodes_excluded": (),
     }  # fmt: skip

@@ -211,7 +211,7 @@ def make_job(world: World, **changes: object) -> Job:
     running = world.state == "RUNNING"
     values |= {
         "job_id": 7, "name": "train", "user": "alice", "uid": OWNER.uid, "account": "vision", "partitions": ("gpu",),
-        "state": world.state, "held": world.held, "submit": world.submit, "start": SUBMIT if running else None,
+        "state": world.state, "is_held": world.held, "submit": world.submit, "start": SUBMIT if running else None,
         "node_count": 1, "requeue": True, "restarts": world.restarts, "tres_requested": {}, "tres_allocated": {},
         "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1) if running else None,
         "node_gpus": (NodeGpus(world.node, 1, None, (0,)),) if running else (), "comment": world.comment or None,

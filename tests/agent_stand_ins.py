@@ -100,7 +100,7 @@ def job(job_id: int = 7, **changes: Any) -> Job:
     base = Job(
         job_id=job_id, array_job_id=None, array_task_id=None, array_tasks=None, array_limit=None, het_job_id=None,
         het_offset=None, name="train", user="alice", uid=os.getuid(), account="vision", partitions=("gpu",),
-        qos="normal", state="RUNNING", reason=None, priority=100, held=False,
+        qos="normal", state="RUNNING", reason=None, priority=100, is_held=False,
         submit=NOW - timedelta(hours=2), eligible=None, start=NOW - timedelta(hours=1), end=None, expected_start=None,
         time_limit_s=None, nodes=("c1",), batch_host="c1", node_count=1, cpus=1, requeue=True,
         restarts=0, tres_requested={"cpu": "1", "mem": "500M", "gres/gpu": "1"},
@@ -231,7 +231,7 @@ class Acts:
     def last_restore(self, job: WatchedJob) -> None:
         return None
 
-    def ended(self, job_id: int, *, requeued: bool) -> None:
+    def handle_epilog(self, job_id: int, *, requeued: bool) -> None:
         self.ended_jobs.append((job_id, requeued))
 
     def suspended_ids(self) -> frozenset[int] | None:

@@ -301,7 +301,7 @@ class FakeScratch(ScratchFiles):
 
     def restore_files(self, init, index, data, user, record, *, timeout_s) -> ScratchRestored:  # type: ignore[no-untyped-def]
         restored = super().restore_files(init, index, data, user, record, timeout_s=timeout_s)
-        return replace(restored, kept=self.kept)
+        return replace(restored, kept_paths=self.kept)
 
     def remove(self, init, made, user) -> None:  # type: ignore[no-untyped-def]
         pass

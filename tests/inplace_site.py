@@ -59,7 +59,7 @@ class FakeFreezer:
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         return self.processes.all_processes(init_pid, init_started)
 
-    def how(self, members: Sequence[Member], init_pid: int) -> str:
+    def mechanism(self, members: Sequence[Member], init_pid: int) -> str:
         return SIGNALS
 
     def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
@@ -87,14 +87,14 @@ class FakeFreezer:
     def busy(self, pids: Iterable[int]) -> bool:
         return any(pid in self.at_work for pid in pids)
 
-    def ended(self, pids: Iterable[int]) -> int | None:
+    def find_ended(self, pids: Iterable[int]) -> int | None:
         running = {p.pid for p in self.machine.processes}
         return next((pid for pid in pids if pid not in running), None)
 
     def calls(self, pids: Iterable[int]) -> Calls:
         return frozenset((pid, self.waiting[pid]) for pid in pids if pid in self.waiting)
 
-    def held(self, init_pid: int) -> bool:
+    def is_stopped_by_slurm(self, init_pid: int) -> bool:
         return self.by_slurm
 
     def moving(self, pids: Iterable[int], how: str) -> int | None:
@@ -139,7 +139,7 @@ class FakeLocks:
         self.locks: frozenset[tuple[str, ...]] = frozenset()
         self.waiter: int | None = None
 
-    def held(self, pids: Iterable[int]) -> frozenset[tuple[str, ...]]:
+    def locks_of(self, pids: Iterable[int]) -> frozenset[tuple[str, ...]]:
         return self.locks if tuple(pids) else frozenset()
 
     def awaited(

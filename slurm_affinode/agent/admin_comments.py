@@ -121,7 +121,7 @@ class AdminComments:
         elif verdict is Verdict.IDLE:
             gpu.idle_s += since
 
-    def ended(self, job_id: int) -> None:
+    def schedule_line(self, job_id: int) -> None:
         """Write the line of a job whose epilog runs, later."""
         with self._lock:
             times = self._times.pop(job_id, None)
@@ -145,7 +145,7 @@ class AdminComments:
     def _try(self, job_id: int, times: JobTimes) -> bool:
         """Write the line if there is anything to write; return whether the job needs no further attempt."""
         job = self._read_job(job_id)
-        if job is None or not job.ended:
+        if job is None or not job.has_ended:
             # Of a requeued job, the line is written when it ends for good.
             return job is not None and (job.pending or (job.allocated and job.state != "COMPLETING"))
         if not self._is_here(job):

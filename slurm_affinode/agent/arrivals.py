@@ -132,7 +132,7 @@ class Arrivals:
         if self._orchestration.in_place is not None:
             self._orchestration.in_place.signalled(job_id, number)
 
-    def gone(self, job_id: int, link: Link, status: int | None) -> None:
+    def on_disconnect(self, job_id: int, link: Link, status: int | None) -> None:
         """See ``ShepherdEvents``. A job is kept if its shepherd still runs and only the connection was lost."""
         job = self._registry.get(job_id)
         if job is None or job.link is not link:

@@ -130,7 +130,7 @@ class DriverGpus:
                     process_bytes[process.pid] = round(process.used_mib * _MIB)
         return usage
 
-    def held(self, pid: int) -> int | None:
+    def held_bytes(self, pid: int) -> int | None:
         """Return the bytes a process holds on all GPUs, or ``None`` if not known (the driver lists no memory of it)."""
         try:
             amounts = [process_bytes[pid] for process_bytes in self.processes().values() if pid in process_bytes]
@@ -161,7 +161,7 @@ def build(context: AgentContext) -> Orchestration:
     if warning is not None:
         LOG.warning("%s", warning)
     gpus = DriverGpus(context.gpus)
-    cuda = Cuda(driver_version=gpus.version, held_bytes=gpus.held)
+    cuda = Cuda(driver_version=gpus.version, held_bytes=gpus.held_bytes)
     services = Services(suspend.services, uids(suspend.service_users))
     criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin, services=services)
     slurm = per_thread(context.slurm)
@@ -355,7 +355,7 @@ def build(context: AgentContext) -> Orchestration:
         settings=settings,
         lease=lease,
         tidy=tidy,
-        over=keeper.over,
+        over=keeper.record_end,
         counters=context.counters,
     )
     return Orchestration(suspender, restorer, waker, keeper, in_place, outcomes.stop)

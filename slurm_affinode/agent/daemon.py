@@ -135,7 +135,7 @@ class Daemon:
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, slurm_calls=self._slurm_calls,
             local_calls=BoundedCalls(self._aside), name_of=name_of_user,
             name_calls=BoundedCalls(self.workers.queue("names")), gpu_indices=indices,
-            ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(),
+            ended_jobs=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(),
             comments=self.comments, clear=self.announcements.clear,
             mismatch=self.announcements.mismatch,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
@@ -147,7 +147,7 @@ class Daemon:
             self.orchestration,
             self.work,
             later=self._slurm.post,
-            on_departure=self.service.left,
+            on_departure=self.service.record_departure,
         )
         run_dir = config.agent.run_dir
         self.shepherds = ShepherdServer(run_dir / "shepherd.sock", self.arrivals, parts.identify or inspector.identify)

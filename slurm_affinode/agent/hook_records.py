@@ -100,7 +100,7 @@ class LeftoverReports:
                 log.warning("the report of leftovers of job %s is dropped: %d others wait", lost["job"], self._most)
             self._write()
 
-    def taken(self, ids: Iterable[str]) -> int:
+    def drop(self, ids: Iterable[str]) -> int:
         """Drop reports that are in the audit; return how many there were."""
         with self._lock:
             removed = [job_id for job_id in ids if self._rows.pop(job_id, None) is not None]

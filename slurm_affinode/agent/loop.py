@@ -186,7 +186,7 @@ class Loop:
                 outcome = self.work.outcome(job_id)
                 if outcome is not None and outcome.code == FAILED:
                     state.failures, state.failed_s = state.failures + 1, self.clock()
-                elif outcome is not None and outcome.done:
+                elif outcome is not None and outcome.succeeded:
                     state.failures = 0
 
     def _state(self, job: WatchedJob) -> JobState:

@@ -70,7 +70,7 @@ class OrphanVerbs:
     def _drop_reports(self, ids: object) -> dict[str, Any]:
         if not isinstance(ids, list) or not all(isinstance(job_id, str) for job_id in ids):
             raise RequestError("bad-request", "ids are needed", exit_code=2)
-        return {"node": self.orphans.node, "taken": self.orphans.reports.taken(ids)}
+        return {"node": self.orphans.node, "taken": self.orphans.reports.drop(ids)}
 
     def _kill(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         pid, started = request.get("pid"), request.get("start_ticks")

@@ -359,8 +359,8 @@ class Orphans:
             return NotAnOrphanError("unknown", text)
         node_jobs = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
         # Even if the job now runs elsewhere: after a requeue it may be restored from state on this node.
-        alive = next((job for job in queue.jobs if job.job_id == orphan.job and not job.ended), None)
-        ended = next((job for job in queue.jobs if job.job_id == orphan.job and job.ended), None)
+        alive = next((job for job in queue.jobs if job.job_id == orphan.job and not job.has_ended), None)
+        ended = next((job for job in queue.jobs if job.job_id == orphan.job and job.has_ended), None)
         # The environment names any job: that it is one of the user's own must be known.
         foreign = ended is None or ended.uid != orphan.uid if alive is None else not self._may_be(orphan.uid, alive.uid)
         false = orphan.job is not None and orphan.source == "environment" and foreign

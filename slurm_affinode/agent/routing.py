@@ -102,7 +102,7 @@ class Reach:
     # --- one job
 
     def _of(self, job: str, record: Job, request: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-        if record.ended:
+        if record.has_ended:
             raise AnswerError("ended", f"job {record.id} has ended: {record.state}", hint=None, exit_code=1)
         if record.het_offset or (record.het_job_id is None and not record.batch):
             raise _cannot(record)  # also while it is pending: without a script, no agent knows more

@@ -75,7 +75,7 @@ class Service:
     name_calls: Callable[[Callable[[], None]], None]
     """Runs a call in the thread that looks up names and waits a limited time for it: a directory may not respond."""
     gpu_indices: MutableMapping[int, tuple[int, ...]]
-    ended: WorkQueue
+    ended_jobs: WorkQueue
     """Looks after jobs whose epilog has run."""
     comments: AdminComments | None = None
     """Writes lines about ended jobs; ``None``: the site has not enabled it."""
@@ -288,7 +288,7 @@ class Service:
         Its image is kept until the next sweep.
         """
         now, _ = self._slurms(job.key.job_id, caller)
-        if now is not None and now.ended:
+        if now is not None and now.has_ended:
             raise _ended_error(job.key.job_id, now)
         return now
 
@@ -297,7 +297,7 @@ class Service:
         # First: its restore may be complete by the time slurmctld responds, or since the job was looked up.
         what = self.work.under_way().get(job_id) or ("restoring" if self.registry.get(job_id) is not None else None)
         job, gone = self._slurms(job_id, caller)
-        if gone or (job is not None and job.ended):  # and no epilog has reported it
+        if gone or (job is not None and job.has_ended):  # and no epilog has reported it
             return _ended_error(job_id, job)
         if what is not None:  # its shepherd waits for the reply
             return RequestError("under-way", f"job {job_id} is being worked on: {what}")
@@ -484,16 +484,16 @@ class Service:
         job_id = _job_of(request)
         self._present.pop(job_id, None)
         if self.comments is not None:
-            self.comments.ended(job_id)
+            self.comments.schedule_line(job_id)
         self.gpu_indices.pop(job_id, None)
         self.clear(job_id)
         if job_id in self._with_option:
             self._with_option.discard(job_id)
             # slurmd waits for the epilog, and slurmctld for slurmd; only then does slurmctld have the job's next state.
-            self.ended.post(self._report_end, job_id, ENDED_TRIES)
+            self.ended_jobs.post(self._report_end, job_id, ENDED_TRIES)
         return {"job_id": job_id}
 
-    def left(self, job_id: int) -> None:
+    def record_departure(self, job_id: int) -> None:
         """Record that a job with the option is no longer watched; its epilog comes next."""
         if len(self._with_option) > MOST_ENDED:  # no epilogs report their end
             self._with_option.clear()
@@ -506,12 +506,12 @@ class Service:
         """
         try:
             job = self.loop.queue.read_job(job_id)
-            if job is not None and (job.ended or job.pending or (job.allocated and job.state != "COMPLETING")):
-                if job.ended:
+            if job is not None and (job.has_ended or job.pending or (job.allocated and job.state != "COMPLETING")):
+                if job.has_ended:
                     self.work.forget(job_id)
-                self.orchestration.keeper.ended(job_id, requeued=not job.ended)
+                self.orchestration.keeper.handle_epilog(job_id, requeued=not job.has_ended)
             elif tries > 1:
-                self.ended.later(ENDED_WAIT_S, self._report_end, job_id, tries - 1)
+                self.ended_jobs.later(ENDED_WAIT_S, self._report_end, job_id, tries - 1)
         except (AffinodeError, OSError) as error:
             log.warning("job %d: its checkpoint images are not cleaned up: %s", job_id, one_line(error))
 

@@ -61,7 +61,7 @@ class ShepherdEvents(Protocol):
         """Slurm has sent the job a signal."""
         ...
 
-    def gone(self, job_id: int, link: Connection, status: int | None) -> None:
+    def on_disconnect(self, job_id: int, link: Connection, status: int | None) -> None:
         """The connection has ended. ``status``: exit status of the root process, ``None`` if not reported."""
         ...
 
@@ -288,4 +288,4 @@ class ShepherdServer:
         self._connections.discard(connection)
         self._seats.leave(peer.uid)
         if connection.who is not None:
-            self._events.gone(connection.who.job_id, connection, connection.status)
+            self._events.on_disconnect(connection.who.job_id, connection, connection.status)

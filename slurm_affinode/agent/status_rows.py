@@ -58,7 +58,7 @@ def watched(
         "idle": None if idle is None else _idle(idle, clock_s, now_epoch),
         "next": None if decision is None else _next(decision),
         "compatibility": None if compatibility is None else _compatibility(compatibility, job.option),
-        "last": None if outcome is None else {"at": outcome.at_epoch, "done": outcome.done, "text": outcome.text},
+        "last": None if outcome is None else {"at": outcome.at_epoch, "done": outcome.succeeded, "text": outcome.text},
         "said": None if job.slurm is None else messages.of_the_past(job.slurm.comment),
     }
 
@@ -102,7 +102,7 @@ def suspended(job: SuspendedJob, slurm: Job | None, *, user: str, now_epoch: flo
         "where": job.where,
         "wake": job.wake,
         "restoring_on": slurm.batch_host if slurm is not None and slurm.state == "RUNNING" else None,
-        "released": None if slurm is None else slurm.pending and not slurm.held,
+        "released": None if slurm is None else slurm.pending and not slurm.is_held,
         "reason": None if slurm is None else slurm.reason,
         "held_by_admin": None if slurm is None else slurm.held_by_admin,
         "why": job.why,

@@ -58,7 +58,7 @@ class WorkOutcome:
     """Result of the last attempt to suspend or restore a job."""
 
     at_epoch: float
-    done: bool
+    succeeded: bool
     text: str
     code: str = ""
 
@@ -181,7 +181,9 @@ class Work:
         if outcome.code != PROMISED:  # else nothing was attempted
             kind = "refused" if refused else outcome.code
             self._counters.add(metrics.SUSPENSIONS, mode=job.option.mode.value, outcome=kind)
-        log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
+        log.log(
+            logging.INFO if outcome.succeeded else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text)
+        )
         self._leave(job.job_id, outcome)
 
     def _promised(self, job: WatchedJob, act: Callable[[], WorkOutcome], promising: Promising) -> WorkOutcome:
@@ -191,7 +193,7 @@ class Work:
         freed = False
         try:
             outcome = self._attempt(job, act)
-            freed = outcome.done
+            freed = outcome.succeeded
         finally:
             promised(freed)
         return outcome

@@ -255,7 +255,7 @@ def _gaps(evidence: Coverage) -> QualityIssue | None:
 
 
 def _no_activity(evidence: Coverage) -> QualityIssue | None:
-    held_column = evidence.cells.held
+    held_column = evidence.cells.is_held
     ms = float(evidence.totals.sums[held_column, SUMS.index("unknown")].sum())
     if ms <= 0:
         return None
@@ -504,7 +504,7 @@ def _clock_skew(evidence: Coverage) -> QualityIssue | None:
 
 def _counted_twice(evidence: Coverage) -> QualityIssue | None:
     cells = evidence.cells
-    shared = cells.held & (cells.sharers > 1)
+    shared = cells.is_held & (cells.sharers > 1)
     if not shared.any():
         return None
     ms = ((cells.sharers - 1) * (cells.end - cells.start))[shared].sum()

@@ -47,7 +47,7 @@ class IdleTime:
     totals: Totals
     cells: Cells
     allocations: Allocations
-    kept: Floats
+    kept_share: Floats
     """Per allocation, the fraction of its idle time that is known (``measures.without_suspended``)."""
     models: pl.Series
     """GPU model of each device; null: unknown."""
@@ -224,7 +224,7 @@ class _IdleHoldings:
         groups = np.full(int(max(runs["run"].max() or 0, allocations.run.max(initial=0))) + 1, -1)
         groups[runs["run"].to_numpy()] = runs["group"].to_numpy()
         run = allocations.run[owner]
-        rate = amount[some] * idle.kept[owner] / (end - start)
+        rate = amount[some] * idle.kept_share[owner] / (end - start)
         matched = groups[run] >= 0
         return cls(
             groups[run][matched], run[matched], allocations.device[owner][matched],

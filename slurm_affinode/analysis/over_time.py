@@ -59,7 +59,7 @@ class Buckets:
         """Start of each bucket, ms."""
         return self.edges[:-1]
 
-    def at(self, time: Ints) -> Ints:
+    def numbers(self, time: Ints) -> Ints:
         """Return the number of the bucket that contains each time."""
         return np.searchsorted(self.edges, time, side="right") - 1
 
@@ -78,8 +78,8 @@ def over_time(  # noqa: PLR0917
     row, partly_owner, partly_share = partly_pairs(totals, cells, allocations)
     keep = allocations.counted[partly_owner]
     row, partly_owner, partly_share = row[keep], partly_owner[keep], partly_share[keep]
-    bucket = buckets.at(cells.start[cell])
-    partly_bucket = buckets.at(cells.start[totals.partly_cell[row]])
+    bucket = buckets.numbers(cells.start[cell])
+    partly_bucket = buckets.numbers(cells.start[totals.partly_cell[row]])
     hours: dict[str, Floats] = {}
     for name, position in (("idle", _IDLE), ("low", _LOW), ("busy", _BUSY)):
         whole, partly = (kept_share[owner], kept_share[partly_owner]) if position == _IDLE else (1.0, 1.0)
@@ -114,8 +114,8 @@ def over_time(  # noqa: PLR0917
 def _allocated(buckets: Buckets, about: pl.DataFrame) -> Floats:
     frame = about.filter(pl.col("gpus").fill_null(0) > 0)
     start, end = frame["start_ms"].to_numpy(), frame["end_ms"].to_numpy()
-    first = buckets.at(start)
-    count = buckets.at(end - 1) - first + 1
+    first = buckets.numbers(start)
+    count = buckets.numbers(end - 1) - first + 1
     bucket = ranges(first, count)
     low, high = buckets.edges[bucket], buckets.edges[bucket + 1]
     overlap = np.minimum(np.repeat(end, count), high) - np.maximum(np.repeat(start, count), low)
@@ -168,7 +168,7 @@ class TimelineSlots:
     cells: Cells
     pieces: Ints
     """Pieces that may have samples of these runs."""
-    kept: Floats
+    kept_share: Floats
     """Per allocation, the fraction of its idle time that is known."""
 
 
@@ -247,8 +247,8 @@ def timelines(
         np.add.at(sums, slot, totals.sums[cell[selected]] * share[selected, None])
         np.add.at(sums, partly_slot, totals.partly_sums[row[partly]] * partly_share[partly, None])
         idle = np.zeros(count)
-        np.add.at(idle, slot, totals.sums[cell[selected], _IDLE] * share[selected] * slots.kept[owner[selected]])
-        partly_kept = partly_share[partly] * slots.kept[partly_owner[partly]]
+        np.add.at(idle, slot, totals.sums[cell[selected], _IDLE] * share[selected] * slots.kept_share[owner[selected]])
+        partly_kept = partly_share[partly] * slots.kept_share[partly_owner[partly]]
         np.add.at(idle, partly_slot, totals.partly_sums[row[partly], _IDLE] * partly_kept)
         sums[:, _IDLE] = idle
         held_ms = np.bincount(

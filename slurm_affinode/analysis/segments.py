@@ -75,7 +75,7 @@ class Cells:
     earliest_start: Ints
     """Earliest start of its allocations; ``since`` if it has none; ``FAR`` outside the interval."""
     latest_start: Ints
-    held: Flags
+    is_held: Flags
     """True if a counted run holds the cell."""
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ def build(
         owners=owners,
         earliest_start=earliest,
         latest_start=latest,
-        held=counted_pairs,
+        is_held=counted_pairs,
     )
 
 

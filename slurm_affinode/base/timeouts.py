@@ -66,7 +66,7 @@ class FileSystemCalls:
     def unresponsive(self) -> bool:
         """Whether an abandoned call has not returned yet."""
         with self._lock:
-            before, self._behind = self._behind, [call for call in self._behind if not call.over.is_set()]
+            before, self._behind = self._behind, [call for call in self._behind if not call.end_event.is_set()]
             if before and not self._behind and self._path is not None:
                 LOG.info("%s: responds again", self._path)
             return bool(self._behind)
@@ -81,7 +81,7 @@ class FileSystemCalls:
             raise NoAnswerError
         new_call = _Call(call, late)
         self._start(new_call)
-        while not new_call.over.wait(self._probe_s):
+        while not new_call.end_event.wait(self._probe_s):
             if not self._answers() and self._abandon(new_call):
                 raise NoAnswerError
         result: T = new_call.result()
@@ -93,7 +93,7 @@ class FileSystemCalls:
             return False
         probe = _Call(lambda: os.statvfs(path))
         self._start(probe)
-        return probe.over.wait(self._probe_s) or not self._abandon(probe)
+        return probe.end_event.wait(self._probe_s) or not self._abandon(probe)
 
     def _start(self, call: _Call) -> None:
         """Run a call in the thread that is kept, or in a new one.
@@ -157,7 +157,7 @@ class _Call:
         self._error: BaseException | None = None
         self._is_abandoned = False
         self._lock = threading.Lock()
-        self.over = threading.Event()
+        self.end_event = threading.Event()
 
     def run(self, free: Callable[[], object] = lambda: None) -> None:
         """Make the call. ``free`` is called before the caller continues, unless the call was abandoned."""
@@ -169,14 +169,14 @@ class _Call:
             remaining_s = self._is_abandoned
             if not remaining_s:
                 free()
-            self.over.set()
+            self.end_event.set()
         if remaining_s and self._error is None:
             self._late(self._value)
 
     def leave(self) -> bool:
         """Abandon the call; ``False``: it has returned already."""
         with self._lock:
-            self._is_abandoned = not self.over.is_set()
+            self._is_abandoned = not self.end_event.is_set()
             return self._is_abandoned
 
     def result(self) -> Any:

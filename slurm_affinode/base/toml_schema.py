@@ -123,7 +123,7 @@ class TomlFile:
         self.fault((key,), f"is a list of tables: write [[{key}]]")
         return []
 
-    def known(self, name: str, names: Collection[str], path: Key) -> bool:
+    def check_name(self, name: str, names: Collection[str], path: Key) -> bool:
         """Return whether a key is known; or report a fault that names similar ones."""
         if name in names:
             return True
@@ -186,7 +186,7 @@ class TomlTable(KindStructure):
         """See ``KindStructure``."""
         if not _is_table(file, value, path):
             return INVALID
-        known_keys = [key for key in value if file.known(key, self.keys, path)]
+        known_keys = [key for key in value if file.check_name(key, self.keys, path)]
         values = {key: file.value(self.keys[key], value[key], (*path, key)) for key in known_keys}
         return {key: item for key, item in values.items() if item is not INVALID}
 
@@ -220,7 +220,7 @@ class TomlEntries(KindStructure):
         """See ``KindStructure``."""
         if not _is_table(file, value, path):
             return INVALID
-        known_names = [name for name in value if self.names is None or file.known(name, self.names, path)]
+        known_names = [name for name in value if self.names is None or file.check_name(name, self.names, path)]
         entries = {name: file.value(self.kind, value[name], (*path, name)) for name in known_names}
         return {name: item for name, item in entries.items() if item is not INVALID}
 

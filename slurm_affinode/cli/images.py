@@ -299,10 +299,10 @@ def prune(
                 {"store": str(store.path), "image": f"{image.job}/{image.entry}"}
                 for store in tiers.stores
                 for image in store.images()
-                if isinstance(image, Image) and image.job in swept.unknown and image.job not in swept.gone
+                if isinstance(image, Image) and image.job in swept.unknown and image.job not in swept.removable_jobs
             ]
         missing = tiers.missing
-    waiting = [name for name, _ in sorted(swept.unknown.items()) if name not in swept.gone]
+    waiting = [name for name, _ in sorted(swept.unknown.items()) if name not in swept.removable_jobs]
     status = _print_outcome(
         removed, failed, missing, dry_run=dry_run, as_json=as_json, unknown=() if unknown else waiting,
         stopped=swept.stopped,

@@ -18,7 +18,7 @@ class _Stream(io.FileIO):
     The command completes its work, and the exit status is that of the work.
     """
 
-    gone = False
+    has_no_reader = False
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write ``data``. If that fails, redirect the stream to /dev/null.
@@ -32,8 +32,8 @@ class _Stream(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            self.gone = isinstance(error, BrokenPipeError)
-            if self.fileno() == 1 and not self.gone:
+            self.has_no_reader = isinstance(error, BrokenPipeError)
+            if self.fileno() == 1 and not self.has_no_reader:
                 error.filename = "standard output"
                 raise
             return memoryview(data).nbytes
@@ -66,4 +66,4 @@ def _careful(stream: TextIO, number: int) -> TextIO:
 
 def reader_gone() -> bool:
     """Return whether standard output is a pipe without a reader."""
-    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "gone", False)
+    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "has_no_reader", False)

@@ -142,7 +142,7 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
     request = replace(_clean_up_request(config, policy_path, **options), acting=yes and not dry_run)
     with _session(request) as session:
         decided = [action for action in session.plan() if action.verb not in DESTRUCTIVE]
-        session.looked(decided, "warn")
+        session.record_decisions(decided, "warn")
         if dry_run or not yes:
             mails = list(_mails(decided, request.policy)) if dry_run else None
             for mail in mails or () if not request.as_json else ():
@@ -178,7 +178,7 @@ def clean(
         planned = session.plan()
         decided = [action for action in planned if warnings or not zombie_mail.warnable(action)]
         untold = len(planned) - len(decided)
-        session.looked(decided, "clean")
+        session.record_decisions(decided, "clean")
         if not yes:
             return session.show([_planned(action) for action in decided], dry_run=True, untold=untold)
         outcomes = act.execute(decided, session.tools)
@@ -271,9 +271,9 @@ class Session:
             return frozenset()
         return frozenset(named - {slurm.config().get("ClusterName", "")})
 
-    def looked(self, decided: Sequence[Action], command: str) -> None:
+    def record_decisions(self, decided: Sequence[Action], command: str) -> None:
         """Record the findings and decisions in the audit."""
-        self.log.record([audit.looked(decided, self.tools.who, self.tools.now(), command)])
+        self.log.record([audit.command_entry(decided, self.tools.who, self.tools.now(), command)])
 
     def show(
         self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None, untold: int = 0

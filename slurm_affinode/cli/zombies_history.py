@@ -73,7 +73,7 @@ def history(
     print_table(
         (f"at ({zone()})", "who", "verb", "result", "job", "user", "node", "what"),
         [
-            (clock(row.at, seconds=True), row.actor, row.verb, row.result, row.job, row.user, row.node, row.reason)
+            (clock(row.time, seconds=True), row.actor, row.verb, row.result, row.job, row.user, row.node, row.reason)
             for row in rows
         ],
         whole=(f"at ({zone()})",),

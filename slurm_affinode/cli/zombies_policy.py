@@ -88,7 +88,7 @@ def check(
         print_json({
             "policy": site.where, "faults": [], "says": lines, "note": note,
             "replay": None if note or not replay else [
-                {"at": replayed.at, "verb": replayed.action.verb, "code": replayed.action.code,
+                {"at": replayed.time, "verb": replayed.action.verb, "code": replayed.action.code,
                  "number": replayed.action.number, "target": replayed.action.target,
                  "user": replayed.action.finding.user, "kind": replayed.action.finding.kind,
                  "reason": replayed.action.reason, "rule": replayed.action.rule, "finding": replayed.action.finding.key}
@@ -135,7 +135,7 @@ def _replay(  # noqa: PLR0917
 def _print_replay(replays: list[site_policy.Replayed], since: datetime, until: datetime) -> None:
     echo("", f"From {clock(since)} to {clock(until)} ({zone()}) it would have done:")
     rows = [
-        (clock(replayed.at),
+        (clock(replayed.time),
          replayed.action.verb if replayed.action.verb != "none" else f"none ({replayed.action.code})",
          replayed.action.number or "", replayed.action.target, replayed.action.finding.user,
          replayed.action.finding.kind, replayed.action.reason)

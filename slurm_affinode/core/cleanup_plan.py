@@ -191,7 +191,9 @@ def plan(
         most = policy.limits.of(action.verb)
         if most is not None and used[action.verb] >= most:
             text = f"{most} in this run already: the limit of {action.verb}; a person may raise it"
-            action = replace(action, verb="none", code="limit", reason=f"{action.reason}; {text}", held=action)
+            action = replace(
+                action, verb="none", code="limit", reason=f"{action.reason}; {text}", prevented_action=action
+            )
         used[action.verb] += 1
         chosen.append(action)
     return chosen
@@ -437,13 +439,13 @@ class _Case:
         warnings = [
             warning for mailed in self._mailed_findings() for warning in self.ledger.warnings.get(mailed.key, ())
         ]
-        sent = [warning for warning in warnings if warning.at >= since]
+        sent = [warning for warning in warnings if warning.time >= since]
         count = max((warning.number for warning in sent), default=0)
-        last = max((warning.at for warning in sent), default=None)
+        last = max((warning.time for warning in sent), default=None)
         if not times:
             return self._repeat(idle)
         if not sent and self.looked_from is not None and since >= self.looked_from:
-            before = max((warning.at for warning in warnings), default=None)
+            before = max((warning.time for warning in warnings), default=None)
             if before is not None and self._age_s(before) < self.settings.repeat_s:
                 activity = f"{idle} as far as this run saw"
                 text = f"{activity}; it was warned at {self._clock(before)}, and its activity since then is unknown"
@@ -522,7 +524,7 @@ class _Case:
             verb = "resume"
         if verb is None:
             return self._repeat(text)
-        since = finding.since or self.ledger.seen.get(finding.key, self.now)
+        since = finding.since or self.ledger.first_seen.get(finding.key, self.now)
         if self._age_s(since) < settings.grace_s:
             return self.none("too-early", f"{text}; seen for less than {span(settings.grace_s)}")
         return self.do(verb, text)

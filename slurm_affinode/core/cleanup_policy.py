@@ -97,7 +97,7 @@ def read_policy(source: str, *, where: str, expand: Expand | None = None) -> tup
     ``expand``: expands host lists to node names; without it, host lists are treated as patterns.
     """
     file = TomlFile(source)
-    data = {key: value for key, value in file.data.items() if file.known(key, _TOP, ())}
+    data = {key: value for key, value in file.data.items() if file.check_name(key, _TOP, ())}
     limits = file.table(data.get("limits", {}), ("limits",), dict.fromkeys(Limits.__slots__, _from(0)))
     evidence = file.table(data.get("evidence", {}), ("evidence",), {"max_age": seconds, "min_dimensions": _from(2)})
     default, _ = _settings(file, data.get("default", {}), ("default",), Settings(), {})

@@ -47,7 +47,7 @@ class Awake:
     """A job with ``mode=inplace`` that has its GPU memory."""
 
     job_id: int
-    held: Bytes
+    held_bytes: Bytes
     idle_s: float | None = None
     """Its idle time, if the policy allows it to be moved out; ``None``: it stays."""
     leaving: bool = False
@@ -72,7 +72,7 @@ class Arriving:
 
     job_id: int
     needs: Bytes
-    held: Bytes = field(default_factory=dict)
+    restored_bytes: Bytes = field(default_factory=dict)
     """Bytes restored so far."""
 
 
@@ -82,7 +82,7 @@ class Waiter:
 
     job_id: int
     needs: Bytes
-    held: Bytes = field(default_factory=dict)
+    held_bytes: Bytes = field(default_factory=dict)
     """Bytes that it holds already: its suspension, or an earlier wake, was interrupted."""
     at_most: bool = False
     """It is to start: it needs no more than would be free if all jobs in place slept."""
@@ -91,7 +91,9 @@ class Waiter:
     def lacks(self) -> dict[str, int]:
         """Bytes that it still needs, by GPU."""
         return {
-            uuid: need - self.held.get(uuid, 0) for uuid, need in self.needs.items() if need > self.held.get(uuid, 0)
+            uuid: need - self.held_bytes.get(uuid, 0)
+            for uuid, need in self.needs.items()
+            if need > self.held_bytes.get(uuid, 0)
         }
 
 
@@ -176,7 +178,11 @@ def _attainable(
     cards: Sequence[GpuLoad], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
 ) -> dict[str, int]:
     """Return the bytes of each GPU that would be free if all jobs in place slept, where free memory is known."""
-    holders = [*(job.held for job in awake), *(job.held for job in arriving), *(waiter.held for waiter in queue)]
+    holders = [
+        *(job.held_bytes for job in awake),
+        *(job.restored_bytes for job in arriving),
+        *(waiter.held_bytes for waiter in queue),
+    ]
     return {
         card.uuid: min(card.limit, card.free - MARGIN + sum(amounts.get(card.uuid, 0) for amounts in holders))
         for card in cards if card.free is not None
@@ -194,15 +200,15 @@ def _room(
 ) -> _Room:
     free = {card.uuid: (card.free or 0) - MARGIN for card in cards}
     bound = {card.uuid: card.limit for card in cards}
-    for amounts in (*(job.held for job in awake), *(waiter.held for waiter in queue)):
+    for amounts in (*(job.held_bytes for job in awake), *(waiter.held_bytes for waiter in queue)):
         for uuid, count in amounts.items():
             if uuid in bound:
                 bound[uuid] -= count
     for arrival in arriving:
         for uuid, need in arrival.needs.items():
             if uuid in bound:
-                bound[uuid] -= max(need, arrival.held.get(uuid, 0))
-                free[uuid] -= max(0, need - arrival.held.get(uuid, 0))
+                bound[uuid] -= max(need, arrival.restored_bytes.get(uuid, 0))
+                free[uuid] -= max(0, need - arrival.restored_bytes.get(uuid, 0))
     return _Room({card.uuid: card for card in cards}, free, bound)
 
 
@@ -215,7 +221,9 @@ def _make_room(
 ) -> tuple[tuple[int, ...], str]:
     """Return the jobs to move out for ``waiter``, and the reason shown for its wait."""
     awake, arriving = rivals
-    holders = [job for job in awake if job.job_id != waiter.job_id and any(job.held.get(uuid, 0) for uuid in lack)]
+    holders = [
+        job for job in awake if job.job_id != waiter.job_id and any(job.held_bytes.get(uuid, 0) for uuid in lack)
+    ]
     leaving = [job for job in holders if job.leaving]
     if _enough(lack, leaving):
         return (), f"{_jobs(leaving)} makes room"
@@ -260,7 +268,7 @@ def price(job: Awake) -> float:
     Of a busy job, divided by the seconds since its turn was over, so that each gets its turn.
     """
     seconds = job.idle_s if job.idle_s is not None else -(job.turn_left_s or 0.0)
-    return sum(job.held.values()) / max(1.0, seconds)
+    return sum(job.held_bytes.values()) / max(1.0, seconds)
 
 
 def _enough(lack: Bytes, leaving: Iterable[Awake]) -> bool:
@@ -271,7 +279,7 @@ def _remaining_lack(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
     lacking = dict(lack)
     for job in leaving:
         for uuid in lacking:
-            lacking[uuid] -= job.held.get(uuid, 0)
+            lacking[uuid] -= job.held_bytes.get(uuid, 0)
     return {uuid: count for uuid, count in lacking.items() if count > 0}
 
 

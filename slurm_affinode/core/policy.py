@@ -105,7 +105,7 @@ class Waiting:
     shown_id: str
     partitions: tuple[str, ...]
     reason: str | None
-    held: bool
+    is_held: bool
     priority: int
     gpus: int
     """On each node."""
@@ -210,7 +210,7 @@ def _fits(waiting: Waiting, node: NodeRoom) -> bool:
     """Return whether the job waits for resources and could run on this node."""
     return (
         node.available
-        and not waiting.held
+        and not waiting.is_held
         and waiting.reason in WAITS_FOR_ROOM
         and waiting.gpus > 0
         and bool(set(waiting.partitions) & set(node.partitions))

@@ -36,7 +36,7 @@ class TierImage:
     name: str
     size: int
     """Total bytes."""
-    held: int
+    held_bytes: int
     """Bytes in the tier."""
     load_s: float
     """Seconds to load all of it from another tier."""
@@ -89,20 +89,20 @@ def make_room(
     also cut images of more value if there is not enough else.
     """
     excess = max(0, -free)
-    need = incoming.size - incoming.held + excess
+    need = incoming.size - incoming.held_bytes + excess
     freed = min(need, max(0, free))
     if freed == need:
         return EvictionPlan((), need)
     limit = math.inf if must else incoming.density
-    candidates = [image for image in images if image.held > 0 and image.name != incoming.name]
+    candidates = [image for image in images if image.held_bytes > 0 and image.name != incoming.name]
     cuts = []
     for image in sorted(candidates, key=lambda image: (image.density, image.name)):
         if image.density >= limit or freed >= need:
             break
-        take = min(image.held, -(-(need - freed) // grain) * grain)
+        take = min(image.held_bytes, -(-(need - freed) // grain) * grain)
         # The kept part consists of whole grains from the beginning.
-        keep = (image.held - take) // grain * grain
-        freed += image.held - keep
+        keep = (image.held_bytes - take) // grain * grain
+        freed += image.held_bytes - keep
         cuts.append(Cut(image.name, keep))
     return EvictionPlan(tuple(cuts), max(0, min(need, freed) - excess))
 

@@ -256,7 +256,7 @@ class ZombieLog:
             connection.execute(
                 insert(zombie_keeps).values(
                     cluster=storable(keep.cluster), job_id=keep.job_id, submit=int(keep.submit.timestamp()),
-                    user=storable(keep.user), why=storable(keep.why), at_ms=epoch_ms(keep.at),
+                    user=storable(keep.user), why=storable(keep.why), at_ms=epoch_ms(keep.time),
                     until_ms=epoch_ms(keep.until),
                 )
             )  # fmt: skip
@@ -298,7 +298,7 @@ def _row(entry: AuditEntry) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(entry, name) for name in _TEXTS}
     row = {name: None if value is None else storable(value) for name, value in row.items()}
     row["finding"] = None if entry.finding is None else bounded(entry.finding)
-    row["at_ms"] = epoch_ms(entry.at)
+    row["at_ms"] = epoch_ms(entry.time)
     row["job_id"] = entry.job_id
     row["evidence"] = None if entry.evidence is None else storable(json.dumps(entry.evidence, ensure_ascii=True))
     return row
@@ -307,7 +307,7 @@ def _row(entry: AuditEntry) -> dict[str, Any]:
 def _entry(row: dict[str, Any]) -> AuditEntry:
     evidence = row.pop("evidence")
     return AuditEntry(
-        at=_moment(row.pop("at_ms")),
+        time=_moment(row.pop("at_ms")),
         number=int(row.pop("id")),
         evidence=None if evidence is None else json.loads(evidence),
         **row,
@@ -321,7 +321,7 @@ def _keep(row: dict[str, Any]) -> Keep:
         submit=datetime.fromtimestamp(int(row["submit"]), UTC),
         user=row["user"],
         why=row["why"],
-        at=_moment(row["at_ms"]),
+        time=_moment(row["at_ms"]),
         until=_moment(row["until_ms"]),
     )
 

@@ -18,7 +18,7 @@ listed."""
 class AuditEntry:
     """One audit record. Records are append-only."""
 
-    at: datetime
+    time: datetime
     run: str
     """The same for all records of one command."""
     actor: str
@@ -285,7 +285,7 @@ class SentWarning:
 
     key: str
     number: int
-    at: datetime
+    time: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class Keep:
     submit: datetime
     user: str
     why: str
-    at: datetime
+    time: datetime
     until: datetime
 
 
@@ -311,7 +311,7 @@ class Ledger:
     """(cluster, job ID) -> the owner's request."""
     mailed: Mapping[str, datetime] = field(default_factory=dict)
     """``Finding.matter`` -> time of the last notification, for findings without stages."""
-    seen: Mapping[str, datetime] = field(default_factory=dict)
+    first_seen: Mapping[str, datetime] = field(default_factory=dict)
     """Key of a finding without a known start -> time when it was first seen."""
 
 
@@ -337,7 +337,7 @@ class Action:
     """Completed cancellation: only the steps were canceled."""
     parts: tuple[Finding, ...] = ()
     """The other parts of a heterogeneous job: ending one part ends the whole job, so all must be idle."""
-    held: Action | None = None
+    prevented_action: Action | None = None
     """The action that the limit of the run prevented."""
 
     @property

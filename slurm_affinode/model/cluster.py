@@ -96,7 +96,7 @@ class Job:
     reason: str | None
     """Why it is pending or has ended, in Slurm's words."""
     priority: int | None
-    held: bool
+    is_held: bool
     """Pending with priority 0: it starts only after a release."""
     submit: datetime | None
     """Submit time of this attempt: a requeue sets it again."""
@@ -167,7 +167,7 @@ class Job:
         return self.state in PENDING_STATES
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended for good."""
         return self.state in ENDED_STATES
 

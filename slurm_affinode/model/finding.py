@@ -147,7 +147,7 @@ class JobAttempt:
     def of(cls, job: Job) -> JobAttempt:
         """Return the current attempt of a job that slurmctld lists."""
         return cls(
-            job.job_id, job.id, job.submit, job.start, job.end if job.ended else None, job.name, job.state,
+            job.job_id, job.id, job.submit, job.start, job.end if job.has_ended else None, job.name, job.state,
             job.time_limit_s, job.restarts, job.batch, tuple(step.step for step in job.steps or ()),
         )  # fmt: skip
 

@@ -425,7 +425,7 @@ class EngineScraper:
         try:
             with Process(process.pid, started=process.started, proc=self._proc) as process_fd:
                 return (
-                    not self._freezer.held(process_fd.pid) and not process_fd.ended()
+                    not self._freezer.is_stopped_by_slurm(process_fd.pid) and not process_fd.ended()
                 )  # not ended: the PID was its own
         except OSError:
             return False

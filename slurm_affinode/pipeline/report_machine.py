@@ -96,7 +96,7 @@ class Host:
     """The command ``slurm-affinode``."""
     python: Path = Path(sys.executable)
 
-    def at(self, path: Path | str) -> Path:
+    def locate(self, path: Path | str) -> Path:
         """Return the place of an absolute path on this machine."""
         return self.root / str(path).lstrip("/")
 
@@ -253,7 +253,7 @@ def _user(request: SetupRequest, host: Host) -> _Part:
 def _texts(request: SetupRequest, host: Host) -> tuple[str | None, str]:
     """Return the text of the configuration, if there is one, and the text with the requested settings."""
     try:
-        current: str | None = read_small(host.at(request.config)).decode("utf-8")
+        current: str | None = read_small(host.locate(request.config)).decode("utf-8")
     except FileNotFoundError:
         current = None
     except OSError as error:
@@ -298,7 +298,7 @@ def with_settings(text: str, settings: Mapping[tuple[str, str], str], *, where: 
 
 def _configuration(request: SetupRequest, host: Host) -> _Part:
     current, text = _texts(request, host)
-    path, target = host.at(request.config), str(request.config)
+    path, target = host.locate(request.config), str(request.config)
     user_account = host.account(request.user)
     command = f"${{EDITOR:-vi}} {shlex.quote(target)}"
     values = parsed(text, where=target)
@@ -354,7 +354,7 @@ def _write(path: Path, text: str) -> None:
 
 def _state_directory(request: SetupRequest, host: Host) -> _Part:
     state = _state(request, host)
-    path, user_account = host.at(state), host.account(request.user)
+    path, user_account = host.locate(state), host.account(request.user)
     mode = _definition("tmpfiles")[2].lstrip(":")
     command = f"install -d -m {mode} -o {request.user} -g {request.user} {shlex.quote(str(state))}"
 
@@ -393,7 +393,7 @@ def _belongs_to_reports(name: str) -> bool:
 def _ownership(request: SetupRequest, host: Host) -> _Part | None:
     """Files that commands run by root have left in the state directory."""
     state = _state(request, host)
-    path = host.at(state)
+    path = host.locate(state)
     if not path.is_dir():
         return None
     names = sorted(entry.name for entry in path.iterdir() if _belongs_to_reports(entry.name))
@@ -448,7 +448,7 @@ def _timer(request: SetupRequest, host: Host) -> _Part:
 
     def write() -> None:
         for path, text in missing.items():
-            _write(host.at(path), text)
+            _write(host.locate(path), text)
 
     detail = f"nightly as {request.user}, 04:17 local time"
     return _Part("timer" if request.systemd else "crontab", str(target), command, write if missing else None, detail)
@@ -456,9 +456,9 @@ def _timer(request: SetupRequest, host: Host) -> _Part:
 
 def _installed(host: Host, path: Path, text: str) -> bool:
     """Return whether a file has this text; a unit may be that of a package."""
-    places = [host.at(path)]
+    places = [host.locate(path)]
     if path.parent == Path("/etc/systemd/system") and not places[0].exists():
-        places += [host.at(Path(top) / "systemd/system" / path.name) for top in ("/usr/lib", "/lib")]
+        places += [host.locate(Path(top) / "systemd/system" / path.name) for top in ("/usr/lib", "/lib")]
     return any(place.is_file() and place.read_text("utf-8", "replace") == text for place in places)
 
 
@@ -466,7 +466,7 @@ def _enabled(request: SetupRequest, host: Host) -> _Part | None:
     if not request.systemd:
         return None
     timer = _UNITS[1]
-    link = host.at("/etc/systemd/system/timers.target.wants") / timer
+    link = host.locate("/etc/systemd/system/timers.target.wants") / timer
     now = ("--now",) if host.systemd_runs else ()
     argv = ("systemctl", "enable", *now, timer)
 
@@ -480,8 +480,8 @@ def _enabled(request: SetupRequest, host: Host) -> _Part | None:
 
 def _other_timer(request: SetupRequest, host: Host) -> _Part | None:
     """The crontab beside the timer, or the other way round: reports would be made twice."""
-    cron = host.at("/etc/cron.d") / _CRON
-    link = host.at("/etc/systemd/system/timers.target.wants") / _UNITS[1]
+    cron = host.locate("/etc/cron.d") / _CRON
+    link = host.locate("/etc/systemd/system/timers.target.wants") / _UNITS[1]
     if request.systemd and cron.exists():
         return _Part("crontab removed", f"/etc/cron.d/{_CRON}", f"rm /etc/cron.d/{_CRON}", cron.unlink, changes=True)
     if not request.systemd and link.is_symlink():
@@ -498,7 +498,7 @@ def _first_report(request: SetupRequest, host: Host) -> _Part | None:
     config = configuration(request, host)
     reports = config.nightly.out or _state(request, host) / "reports"
     argv = ("runuser", "-u", request.user, "--", "env", *environment(config), str(host.program), "nightly")
-    act = None if host.at(reports / "index.json").exists() else lambda: host.run(argv, {}, _FIRST_RUN_S)
+    act = None if host.locate(reports / "index.json").exists() else lambda: host.run(argv, {}, _FIRST_RUN_S)
     detail = "" if act is None else "by slurm-affinode nightly"
     return _Part("first ingest and reports", str(reports), shlex.join(argv), act, detail)
 

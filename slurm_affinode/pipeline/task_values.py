@@ -65,7 +65,7 @@ def decoded(content: bytes, classes: Sequence[type]) -> Any:
         value = reader.value()
     except (struct.error, RecursionError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
         raise ValueError(f"the value is damaged: {error}") from None
-    if reader.left:
+    if reader.unread_bytes:
         raise ValueError("bytes follow the value")
     return value
 
@@ -223,7 +223,7 @@ class _Reader:
         self._content, self._position, self._classes = content, 0, classes
 
     @property
-    def left(self) -> int:
+    def unread_bytes(self) -> int:
         """Bytes that were not read."""
         return len(self._content) - self._position
 
@@ -236,7 +236,7 @@ class _Reader:
         return read(self)
 
     def _take(self, count: int) -> bytes:
-        if not 0 <= count <= self.left:
+        if not 0 <= count <= self.unread_bytes:
             raise ValueError("the value is cut off")
         begin = self._position
         self._position += count
@@ -258,13 +258,13 @@ class _Reader:
 
     def items(self) -> list[Any]:
         count = self.number()
-        if not 0 <= count <= self.left:  # each item has a byte
+        if not 0 <= count <= self.unread_bytes:  # each item has a byte
             raise ValueError("the value is cut off")
         return [self.value() for _ in range(count)]
 
     def mapping(self) -> dict[Any, Any]:
         count = self.number()
-        if not 0 <= count <= self.left:
+        if not 0 <= count <= self.unread_bytes:
             raise ValueError("the value is cut off")
         return {self.value(): self.value() for _ in range(count)}
 

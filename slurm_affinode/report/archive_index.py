@@ -13,7 +13,7 @@ from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts, render
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Series, Words, legend_list
-from slurm_affinode.report.measures import STATES, Row, idle_share, known
+from slurm_affinode.report.measures import STATES, Row, idle_share, known_value
 
 _KINDS = {"day": "Days", "week": "Weeks", "month": "Months"}
 
@@ -112,12 +112,12 @@ def _context(entries: Sequence[IndexEntry], title: str, zone: tzinfo) -> IndexCo
         else legend_list([Series(label, [], state) for state, label in STATES]),
         parts=parts,
         clusters=tuple(map(visible, clusters)),
-        with_cost=any(known(e.total, "idle_cost") is not None for e in ordered),
+        with_cost=any(known_value(e.total, "idle_cost") is not None for e in ordered),
     )
 
 
 def _part(kind: str, entries: Sequence[IndexEntry], clusters: Sequence[str], zone: tzinfo) -> IndexPart:
-    largest = max((known(e.total, "gpu_hours_allocated") or 0.0 for e in entries), default=0.0)
+    largest = max((known_value(e.total, "gpu_hours_allocated") or 0.0 for e in entries), default=0.0)
     return IndexPart(
         key="".join(c for c in kind if c.isalnum()) or "other",
         title=_KINDS.get(kind, visible(kind).capitalize()),
@@ -133,7 +133,7 @@ def _rows(entry: IndexEntry, clusters: Sequence[str], largest: float, zone: tzin
 
 
 def _row(entry: IndexEntry, cluster: str, total: Row, largest: float, zone: tzinfo) -> IndexRow:
-    hours = {state: known(total, f"gpu_hours_{state}") for state, _ in STATES}
+    hours = {state: known_value(total, f"gpu_hours_{state}") for state, _ in STATES}
     shares = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
     return IndexRow(
         cluster=visible(cluster),
@@ -143,8 +143,8 @@ def _row(entry: IndexEntry, cluster: str, total: Row, largest: float, zone: tzin
         bar=charts.meter(shares, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
         idle=fmt.number(hours["idle"]),
         share=fmt.percent(idle_share(total)),
-        allocated=fmt.number(known(total, "gpu_hours_allocated")),
-        cost=fmt.money(known(total, "idle_cost"), entry.currency),
+        allocated=fmt.number(known_value(total, "gpu_hours_allocated")),
+        cost=fmt.money(known_value(total, "idle_cost"), entry.currency),
     )
 
 
@@ -153,7 +153,9 @@ def _trend(days: Sequence[IndexEntry], zone: tzinfo) -> Markup:
     shown = sorted(days, key=lambda e: e.since)[-92:]
     if len(shown) < 2:
         return Markup("")
-    series = [Series(label, [known(e.total, f"gpu_hours_{state}") for e in shown], state) for state, label in STATES]
+    series = [
+        Series(label, [known_value(e.total, f"gpu_hours_{state}") for e in shown], state) for state, label in STATES
+    ]
     words = Words("trend", "Allocated GPU-hours per day", f"{len(shown)} days from {fmt.moment(shown[0].since, zone)}.")
     lengths = [(e.until - e.since).total_seconds() for e in shown]
     return charts.stacked_time(words, [e.since for e in shown], lengths, series, unit="GPU-h", zone=zone)

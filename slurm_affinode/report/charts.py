@@ -210,7 +210,7 @@ _MAX_TICKS = 9
 class TimeTick:
     """A tick at ``at`` (UTC) with a short ``label``; only ``major`` ticks are shown on narrow screens."""
 
-    at: datetime
+    time: datetime
     label: str
     major: bool
 
@@ -393,9 +393,9 @@ def stacked_time(
     ticks = time_ticks(first, last, zone)
     # Labels are centered under their bars; if some name a time within a bar, all are placed at their time.
     under = dict(zip(starts, widths, strict=True)) if len(starts) <= _APART else {}
-    named = {tick.at for tick in ticks} <= under.keys()
+    named = {tick.time for tick in ticks} <= under.keys()
     for tick in ticks:
-        x = 100 * (tick.at - first).total_seconds() / span + (under[tick.at] / 2 if named else 0.0)
+        x = 100 * (tick.time - first).total_seconds() / span + (under[tick.time] / 2 if named else 0.0)
         kind = "start" if x < 3 else "end" if x > 97 else ""
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(
@@ -552,7 +552,7 @@ def time_lines(
             body.append(Markup("<g><title>{}</title>{}</g>").format(band.label, drawn))
     body += [_curve(xs, s, 0.0, span, axis, height) for s in series]
     for tick in time_ticks(first, last, zone):
-        x = 100 * (tick.at - first).total_seconds() / span
+        x = 100 * (tick.time - first).total_seconds() / span
         kind = "start" if x < 3 else "end" if x > 97 else ""
         body.append(text(x, _TOP + height + 26, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     every = max(1, len(moments) // 60)

@@ -27,7 +27,7 @@ class EvidenceRow:
 
     mark: str
     dimension: str
-    seen: str
+    value: str
     threshold: str
     weight: str
     unknown: bool
@@ -180,11 +180,11 @@ def _times(slots: Sequence[Slot], zone: tzinfo) -> Markup:
     first, count = slots[0].start, len(slots)
     step = slots[1].start - first if count > 1 else timedelta(minutes=1)
     all_ticks = time_ticks(first, first + step * count, zone)
-    days = [mark for mark in all_ticks if mark.at.astimezone(zone).time() == time.min]
+    days = [mark for mark in all_ticks if mark.time.astimezone(zone).time() == time.min]
     ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [mark for mark in all_ticks if mark.major]
     texts = []
     for tick in ticks:
-        x = 100 * (tick.at - first) / (step * count)
+        x = 100 * (tick.time - first) / (step * count)
         place = "start" if x < 8 else "end" if x > 92 else "middle"
         texts.append(Markup('<text class="{}" x="{:.2f}%" y="14">{}</text>').format(place, x, tick.label))
     return Markup('<svg class="times" width="100%" height="18" aria-hidden="true">{}</svg>').format(

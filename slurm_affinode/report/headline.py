@@ -14,7 +14,7 @@ from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import ActionCard, Answer, Card
 from slurm_affinode.report.links import NO_LINKS, Links
-from slurm_affinode.report.measures import STATES, help_for, known, shown
+from slurm_affinode.report.measures import STATES, help_for, known_value, shown
 from slurm_affinode.report.method_section import prose
 
 _WHY_UNKNOWN = frozenset({"unmapped-gpus", "partly-mapped", "no-samples", "gaps", "no-activity-signal"})
@@ -26,13 +26,13 @@ _MUCH = 0.2
 def answer(result: WasteResult) -> Answer:
     """Return the headline: how much was allocated, and how much of it was idle."""
     total = result.total
-    allocated = known(total, "gpu_hours_allocated")
+    allocated = known_value(total, "gpu_hours_allocated")
     if not allocated:
         return Answer("No GPU job ran in this interval.", "", "")
-    capacity = known(total, "gpu_hours_capacity")
+    capacity = known_value(total, "gpu_hours_capacity")
     of = "" if capacity is None else f"Of {fmt.number(capacity)} GPU-hours, "
     before = f"{of}{fmt.number(allocated)} {'' if of else 'GPU-hours '}were allocated to {_runs(total.get('jobs'))}. "
-    idle, measured = known(total, "gpu_hours_idle"), known(total, "gpu_hours_measured")
+    idle, measured = known_value(total, "gpu_hours_idle"), known_value(total, "gpu_hours_measured")
     if idle is None or not measured:
         why = "the GPU metrics match none of these jobs"
         if not result.quality.samples:
@@ -41,13 +41,13 @@ def answer(result: WasteResult) -> Answer:
     averaged = result.averaged
     strong = f"{'At least ' if averaged else ''}{fmt.number(idle)} GPU-hours were idle"
     after = f", {fmt.percent(idle / allocated)} of the allocated"
-    unknown = known(total, "gpu_hours_unknown")
+    unknown = known_value(total, "gpu_hours_unknown")
     if measured < 0.995 * allocated and unknown:
         after += f"; {fmt.number(unknown)} ({fmt.percent(unknown / allocated)}) are unknown"
     after += "."
     if averaged:
         after += " The metrics are averages per job: idle time within a job counts as low or busy."
-    cost = known(total, "idle_cost") if result.priced else None
+    cost = known_value(total, "idle_cost") if result.priced else None
     if cost:
         after += f" The idle hours cost {fmt.money(cost, result.currency)}."
     return Answer(before, strong, after)
@@ -59,25 +59,25 @@ def _runs(jobs: float | int | None) -> str:
 
 def consequences(result: WasteResult) -> str:
     """Return what suspensions would have returned, and who waited meanwhile; empty if both are unknown."""
-    idle = known(result.total, "gpu_hours_idle")
-    waited = _waited(result) if known(result.total, "gpu_hours_allocated") else ""
+    idle = known_value(result.total, "gpu_hours_idle")
+    waited = _waited(result) if known_value(result.total, "gpu_hours_allocated") else ""
     return " ".join(text for text in (_suspensions(result, idle) if idle else "", waited) if text)
 
 
 def findings(result: WasteResult) -> tuple[str, ...]:
     """Return a few sentences with further findings, the most important first."""
     total = result.total
-    idle = known(total, "gpu_hours_idle")
+    idle = known_value(total, "gpu_hours_idle")
     if not idle:
         return ()
     sentences = [_users_concentration(result, idle), _jobs_concentration(result, idle)]
-    held_gib_hours, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
+    held_gib_hours, idle_held = known_value(total, "mem_gib_h"), known_value(total, "idle_mem_gib_h")
     if held_gib_hours and idle_held:
         sentences.append(
             f"{fmt.percent(idle_held / held_gib_hours)} of the GPU memory-time held by jobs was held while the GPU "
             f"was idle ({fmt.gib_hours(idle_held)} of {fmt.gib_hours(held_gib_hours)})."
         )
-    longest = known(total, "longest_idle_s")
+    longest = known_value(total, "longest_idle_s")
     if longest:
         sentences.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
     sentences.append(_unknown(result))
@@ -108,7 +108,7 @@ def idle_outside(result: WasteResult) -> tuple[float, float] | None:
     """Return the idle GPU-hours outside of working hours, and their share of all idle ones; ``None`` if unknown."""
     if result.working_hours is None:
         return None
-    inside, outside = (known(row, "gpu_hours_idle") for row in result.working_hours.iter_rows(named=True))
+    inside, outside = (known_value(row, "gpu_hours_idle") for row in result.working_hours.iter_rows(named=True))
     if inside is None or outside is None or not inside + outside:
         return None
     return outside, outside / (inside + outside)
@@ -188,7 +188,10 @@ def _advice(action: actions.ReturnAction, links: Links, *, several: bool) -> Act
 
 def _unknown(result: WasteResult) -> str:
     """Return the main reason for unknown time if it is a large share, else an empty text."""
-    allocated, unknown = known(result.total, "gpu_hours_allocated"), known(result.total, "gpu_hours_unknown")
+    allocated, unknown = (
+        known_value(result.total, "gpu_hours_allocated"),
+        known_value(result.total, "gpu_hours_unknown"),
+    )
     reasons = [issue for issue in result.quality.issues if issue.code in _WHY_UNKNOWN and issue.gpu_hours]
     if not allocated or not unknown or unknown < _MUCH * allocated or not reasons:
         return ""
@@ -221,10 +224,10 @@ def _jobs_concentration(result: WasteResult, idle: float) -> str:
 
 def split(result: WasteResult) -> Markup:
     """Return the bar of all allocated hours by state; the cards below it are the legend."""
-    allocated = known(result.total, "gpu_hours_allocated") or 0.0
+    allocated = known_value(result.total, "gpu_hours_allocated") or 0.0
     parts, sentences = [], []
     for state, label in STATES:
-        value = known(result.total, f"gpu_hours_{state}")
+        value = known_value(result.total, f"gpu_hours_{state}")
         share = f", {fmt.percent(value / allocated)}" if value is not None and allocated else ""
         parts.append(charts.Series(label, [value], state))
         sentences.append(f"{label} {fmt.hours(value, 'GPU-h')}{share}")
@@ -235,7 +238,7 @@ def split(result: WasteResult) -> Markup:
 def cards(result: WasteResult) -> tuple[Card, ...]:
     """Return the figures below the bar."""
     total, currency = result.total, result.currency
-    allocated = known(total, "gpu_hours_allocated")
+    allocated = known_value(total, "gpu_hours_allocated")
     who = f", {fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
     if len(result.query.users) == 1:
         who = ""
@@ -252,7 +255,7 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     ]
     if not result.priced:
         all_cards = [c for c in all_cards if c.label != "Cost of the idle hours"]
-    if known(total, "gpu_hours_capacity") is None and known(total, "unallocated_gpu_hours") is None:
+    if known_value(total, "gpu_hours_capacity") is None and known_value(total, "unallocated_gpu_hours") is None:
         all_cards = [c for c in all_cards if c.label not in ("Capacity", "Not allocated")]
     return tuple(all_cards)
 
@@ -262,11 +265,13 @@ def _emissions(result: WasteResult) -> tuple[Card, ...]:
     if factor is None:
         return ()
     label, help_text = "Emissions while idle", f"Energy of the idle GPUs x emissions of a kWh. {factor.rule}."
-    text = fmt.emissions(factor.kg(known(result.total, "idle_energy_kwh")))
+    text = fmt.emissions(factor.kg(known_value(result.total, "idle_energy_kwh")))
     if text == fmt.UNKNOWN:
         return (Card(label, text, "", "", help_text, unknown=True),)
     value, _, unit = text.partition(fmt.NBSP)
-    return (Card(label, value, unit, _of(fmt.emissions(factor.kg(known(result.total, "energy_kwh")))), help_text),)
+    return (
+        Card(label, value, unit, _of(fmt.emissions(factor.kg(known_value(result.total, "energy_kwh")))), help_text),
+    )
 
 
 def _of(whole: str) -> str:
@@ -282,14 +287,14 @@ def _card(result: WasteResult, key: str, label: str, sub: str, kind: str = "") -
 
 
 def _state_card(result: WasteResult, state: str, label: str, allocated: float | None) -> Card:
-    value = known(result.total, f"gpu_hours_{state}")
+    value = known_value(result.total, f"gpu_hours_{state}")
     share = f"{fmt.percent(value / allocated)} of allocated" if value is not None and allocated else ""
     return _card(result, f"gpu_hours_{state}", label, share, state)
 
 
 def money_note(result: WasteResult) -> str:
     """Return a note on GPUs without a price, or on missing prices."""
-    if not known(result.total, "gpu_hours_allocated"):
+    if not known_value(result.total, "gpu_hours_allocated"):
         return ""
     if not result.priced:
         if not result.price_note:

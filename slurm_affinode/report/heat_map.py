@@ -16,7 +16,7 @@ from slurm_affinode.report import charts, tables
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Words
 from slurm_affinode.report.links import JobKey
-from slurm_affinode.report.measures import Row, idle_share, known
+from slurm_affinode.report.measures import Row, idle_share, known_value
 
 NODES = 60
 """Nodes on the map; more would be a page of their own."""
@@ -162,17 +162,19 @@ def gpu_map(result: WasteResult, drawn: pl.DataFrame, row_count: int = 0) -> Mar
     idle = frame.group_by("cluster", "node").agg(pl.col("gpu_hours_idle").sum())
     most = idle.sort("gpu_hours_idle", "cluster", "node", descending=[True, False, False], nulls_last=True)
     first = most.row(0, named=True)
-    summary = f"Most idle GPU-hours: {fmt.name(first['node'])}, {fmt.hours(known(first, 'gpu_hours_idle'), 'GPU-h')}."
+    summary = (
+        f"Most idle GPU-hours: {fmt.name(first['node'])}, {fmt.hours(known_value(first, 'gpu_hours_idle'), 'GPU-h')}."
+    )
     note = f"The {NODES} nodes with most idle GPU-hours of {fmt.count(idle.height)}." if idle.height > NODES else ""
     words = Words("gpu-map", "Idle time of each GPU", summary, help_text)
     return heat_map(words, "Node", [str(number) for number in range(columns)], rows, note)
 
 
 def _gpu(row: Row, places: Mapping[JobKey, str]) -> Field:
-    allocated = known(row, "gpu_hours_allocated")
+    allocated = known_value(row, "gpu_hours_allocated")
     if not allocated:
         return Field(None, "", empty=True)
-    idle = known(row, "gpu_hours_idle")
+    idle = known_value(row, "gpu_hours_idle")
     name = f"{fmt.name(row['node'])}:{fmt.name(row['number'])}"
     tip = (
         f"GPU {name}, {fmt.name(row['gpu_model'])}: "

@@ -18,7 +18,7 @@ STATES = (("busy", "Busy"), ("low", "Low"), ("idle", "Idle"), ("unknown", "Unkno
 """States of GPU time in stacking order, with their labels."""
 
 
-def known(row: Row, key: str) -> float | None:
+def known_value(row: Row, key: str) -> float | None:
     """Return the measure as a number, or ``None`` if it is unknown."""
     value = row.get(key)
     return None if value is None or not math.isfinite(value) else float(value)
@@ -26,8 +26,8 @@ def known(row: Row, key: str) -> float | None:
 
 def idle_share(row: Row) -> float | None:
     """Return the idle fraction of the allocated hours, as in all shares on pages; ``None`` if nothing was measured."""
-    idle, allocated = known(row, "gpu_hours_idle"), known(row, "gpu_hours_allocated")
-    return idle / allocated if idle is not None and allocated and known(row, "gpu_hours_measured") else None
+    idle, allocated = known_value(row, "gpu_hours_idle"), known_value(row, "gpu_hours_allocated")
+    return idle / allocated if idle is not None and allocated and known_value(row, "gpu_hours_measured") else None
 
 
 def total(column: pl.Series) -> float:
@@ -37,7 +37,7 @@ def total(column: pl.Series) -> float:
 
 def shown(row: Row, key: str, currency: str = "") -> str:
     """Return the measure as text with its unit."""
-    return _text(known(row, key), key, currency, unit=True)
+    return _text(known_value(row, key), key, currency, unit=True)
 
 
 def _text(value: float | None, key: str, currency: str, *, unit: bool) -> str:
@@ -62,7 +62,7 @@ def _text(value: float | None, key: str, currency: str, *, unit: bool) -> str:
 
 def cell(row: Row, key: str) -> Cell:
     """Return a table cell of the measure; the column heading has the unit."""
-    value = known(row, key)
+    value = known_value(row, key)
     if value is None:
         return Cell(fmt.UNKNOWN, "number unknown")
     return Cell(_text(value, key, "", unit=False), "number", sort=f"{value:.6g}")

@@ -20,7 +20,7 @@ from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Series, legend_list
 from slurm_affinode.report.context import ModelServers, ReplayNote, ReportContext
 from slurm_affinode.report.links import NO_LINKS, Links
-from slurm_affinode.report.measures import STATES, known
+from slurm_affinode.report.measures import STATES, known_value
 
 JOB_ROWS = 1000
 """Maximum rows of the table of all jobs, to keep the page small and fast."""
@@ -61,7 +61,9 @@ def build_context(
         split=headline.split(result),
         cards=headline.cards(result),
         money_note=headline.money_note(result),
-        published_shares=method_section.published_shares() if known(result.total, "gpu_hours_idle") is not None else (),
+        published_shares=method_section.published_shares()
+        if known_value(result.total, "gpu_hours_idle") is not None
+        else (),
         action_cards=headline.action_cards(result, links),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         trend=trend_section.section(result),

@@ -19,7 +19,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import json_values
 from slurm_affinode.base.times import WEEKDAYS, utc
 from slurm_affinode.report import format as fmt
-from slurm_affinode.report.measures import STATES, known
+from slurm_affinode.report.measures import STATES, known_value
 
 SCHEMA_VERSION = 1
 Summary = dict[str, Any]
@@ -113,8 +113,8 @@ def emission_figures(result: WasteResult) -> Summary | None:
         "grams_per_kwh": factor.grams_per_kwh,
         "pue": factor.pue,
         "source": factor.source,
-        "kg_co2e": factor.kg(known(result.total, "energy_kwh")),
-        "idle_kg_co2e": factor.kg(known(result.total, "idle_energy_kwh")),
+        "kg_co2e": factor.kg(known_value(result.total, "energy_kwh")),
+        "idle_kg_co2e": factor.kg(known_value(result.total, "idle_energy_kwh")),
     }
 
 
@@ -253,14 +253,14 @@ _BOUNDS = {"idle": ", at least", "low": " on average", "busy": ", at most"}
 def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
     """Return the headline as rows for a terminal: label, GPU-hours, share of the allocated hours."""
     total = result.total
-    allocated = known(total, "gpu_hours_allocated")
+    allocated = known_value(total, "gpu_hours_allocated")
     rows = [("allocated", fmt.number(allocated), "")]
-    if (capacity := known(total, "gpu_hours_capacity")) is not None:
-        free = known(total, "unallocated_gpu_hours")
+    if (capacity := known_value(total, "gpu_hours_capacity")) is not None:
+        free = known_value(total, "unallocated_gpu_hours")
         rows = [("capacity", fmt.number(capacity), ""), ("not allocated", fmt.number(free), ""), *rows]
     averaged = result.averaged
     for state, label in STATES:
-        hours = known(total, f"gpu_hours_{state}")
+        hours = known_value(total, f"gpu_hours_{state}")
         share = fmt.percent(hours / allocated) if hours is not None and allocated else ""
         bound = _BOUNDS.get(state, "") if averaged else ""
         rows.append((label.lower() + bound, fmt.number(hours), share))

@@ -15,7 +15,7 @@ from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column, Group, Table
 from slurm_affinode.report.links import NO_LINKS, Links
-from slurm_affinode.report.measures import SHARE_COLUMN, STATES, Row, cell, column, known, share_cell
+from slurm_affinode.report.measures import SHARE_COLUMN, STATES, Row, cell, column, known_value, share_cell
 
 _NAME_LENGTH = 40
 _TITLE_LENGTH = 160
@@ -71,7 +71,7 @@ def group(result: WasteResult, key: str, top: int, links: Links = NO_LINKS) -> G
         ("jobs", "Runs", ""),
     ]  # fmt: skip
     shown = frame.head(top)
-    largest = max((known(row, "gpu_hours_allocated") or 0.0 for row in shown.iter_rows(named=True)), default=0.0)
+    largest = max((known_value(row, "gpu_hours_allocated") or 0.0 for row in shown.iter_rows(named=True)), default=0.0)
     rows = tuple(
         (name_cell(row["name"], href=addresses.get(row["name"], "")),
          Cell(kind="picture", picture=_meter(row, largest)), cell(row, _IDLE[0]), share_cell(row),
@@ -88,8 +88,10 @@ def group(result: WasteResult, key: str, top: int, links: Links = NO_LINKS) -> G
 
 def _meter(row: Row, largest: float) -> Markup:
     """Return a bar of the row's hours by state, to the scale of the largest in the table."""
-    parts = [(known(row, f"gpu_hours_{state}") or 0.0, state) for state, _ in STATES]
-    spoken = ", ".join(f"{label.lower()} {fmt.hours(known(row, f'gpu_hours_{state}'))}" for state, label in STATES)
+    parts = [(known_value(row, f"gpu_hours_{state}") or 0.0, state) for state, _ in STATES]
+    spoken = ", ".join(
+        f"{label.lower()} {fmt.hours(known_value(row, f'gpu_hours_{state}'))}" for state, label in STATES
+    )
     return charts.meter(spoken, parts, largest)
 
 

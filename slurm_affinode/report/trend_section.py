@@ -12,7 +12,7 @@ from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Series, Words
 from slurm_affinode.report.context import Cell, Column, Table, TrendSection
-from slurm_affinode.report.measures import STATES, cell, known
+from slurm_affinode.report.measures import STATES, cell, known_value
 
 _SHARES = (("gpu_hours_allocated", "Allocated"), ("gpu_hours_busy", "Busy"), ("gpu_hours_idle", "Idle"),
            ("gpu_hours_unknown", "Unknown"))  # fmt: skip
@@ -27,7 +27,7 @@ def section(result: WasteResult) -> TrendSection | None:
         return None
     query = result.query
     periods = [*result.trend.periods, PeriodHours(f"this {result.trend.kind}", query.since, query.until, result.total)]
-    capacities = [known(period.total, "gpu_hours_capacity") for period in periods]
+    capacities = [known_value(period.total, "gpu_hours_capacity") for period in periods]
     base = "capacity" if all(capacities) else "allocated"
     with_capacity = any(capacity is not None for capacity in capacities)
     before = periods[-2].until == query.since
@@ -40,7 +40,7 @@ def section(result: WasteResult) -> TrendSection | None:
 
 def share(period: PeriodHours, key: str, base: str) -> float | None:
     """Return GPU-hours as a fraction of the capacity or the allocated GPU-hours; ``None`` if one is unknown."""
-    hours, whole = known(period.total, key), known(period.total, f"gpu_hours_{base}")
+    hours, whole = known_value(period.total, key), known_value(period.total, f"gpu_hours_{base}")
     return None if hours is None or not whole else hours / whole
 
 
@@ -62,7 +62,7 @@ def _chart(result: WasteResult, periods: Sequence[PeriodHours], *, with_capacity
     lengths = [(period.until - period.since).total_seconds() for period in periods]
 
     def gpus(key: str) -> list[float | None]:
-        hours = [known(period.total, key) for period in periods]
+        hours = [known_value(period.total, key) for period in periods]
         return [None if h is None else h * 3600 / s for h, s in zip(hours, lengths, strict=True)]
 
     series = [Series(label, gpus(f"gpu_hours_{state}"), state) for state, label in STATES]

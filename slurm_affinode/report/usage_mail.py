@@ -16,7 +16,7 @@ from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import headline
 from slurm_affinode.report.mail import COLORS, Digest, Reader, Texts, clock, composed, shown
-from slurm_affinode.report.measures import STATES, Row, known
+from slurm_affinode.report.measures import STATES, Row, known_value
 
 MAX_ACTIONS = 5
 MAX_JOBS = 5
@@ -45,7 +45,7 @@ class UsagePeriod:
 def idle_hours(result: WasteResult, scope: UsageScope) -> float | None:
     """Return the idle GPU-hours of ``scope``; ``None`` if it had no GPUs, or if they are unknown."""
     row = _figures(result, scope)
-    return None if row is None else known(row, "gpu_hours_idle")
+    return None if row is None else known_value(row, "gpu_hours_idle")
 
 
 def usage_digest(
@@ -74,7 +74,7 @@ def usage_digest(
     texts = Texts(mail.languages.get(user or "", mail.language), site)
     of_scope = _of(result, scope)
     name = texts.say(f"usage_{period.kind}", label=period.label)
-    idle, allocated = known(row, "gpu_hours_idle"), known(row, "gpu_hours_allocated")
+    idle, allocated = known_value(row, "gpu_hours_idle"), known_value(row, "gpu_hours_allocated")
     values: dict[str, object] = {
         "period": name,
         "when": texts.say(f"usage_when_{period.kind}", label=period.label),
@@ -111,7 +111,7 @@ def _spaced(text: str) -> str:
 
 def _figures(result: WasteResult, scope: UsageScope) -> Row | None:
     if scope.kind == "site":
-        return result.total if known(result.total, "gpu_hours_allocated") else None
+        return result.total if known_value(result.total, "gpu_hours_allocated") else None
     rows = result.groups[scope.kind].filter(pl.col("name") == scope.name)
     return None if rows.is_empty() else rows.row(0, named=True)
 
@@ -123,16 +123,16 @@ def _of(result: WasteResult, scope: UsageScope) -> WasteResult:
 
 
 def _facts(result: WasteResult, row: Row, scope: UsageScope, texts: Texts) -> list[tuple[str, str]]:
-    allocated = known(row, "gpu_hours_allocated")
+    allocated = known_value(row, "gpu_hours_allocated")
     facts = [(texts.say("usage_allocated"), fmt.hours(allocated, "GPU-h"))]
     for state, _ in STATES:
-        hours = known(row, f"gpu_hours_{state}")
+        hours = known_value(row, f"gpu_hours_{state}")
         share = f" ({fmt.percent(hours / allocated)})" if hours is not None and allocated else ""
         facts.append((texts.say(f"usage_{state}"), fmt.hours(hours, "GPU-h") + share))
-    if (kwh := known(row, "idle_energy_kwh")) is not None:
+    if (kwh := known_value(row, "idle_energy_kwh")) is not None:
         kg = None if result.emissions is None else result.emissions.kg(kwh)
         facts.append((texts.say("usage_energy"), fmt.energy(kwh) + ("" if kg is None else f", {fmt.emissions(kg)}")))
-    if result.priced and (cost := known(row, "idle_cost")) is not None:
+    if result.priced and (cost := known_value(row, "idle_cost")) is not None:
         facts.append((texts.say("usage_cost"), fmt.money(cost, result.currency)))
     if scope.kind == "user" and (rank := _rank(result, scope.name)):
         facts.append((texts.say("usage_rank"), texts.say("usage_rank_value", rank=rank[0], users=rank[1])))
@@ -152,10 +152,10 @@ _BAR = {"busy": "#2f6eb5", "low": "#c4830a", "idle": "#b5320f", "unknown": "#a2a
 
 def _bar(row: Row, texts: Texts) -> list[tuple[str, float, str]]:
     """Return label, share of the allocated time in percent and color of each state; empty if nothing was measured."""
-    allocated, idle = known(row, "gpu_hours_allocated"), known(row, "gpu_hours_idle")
+    allocated, idle = known_value(row, "gpu_hours_allocated"), known_value(row, "gpu_hours_idle")
     if not allocated or idle is None:
         return []
-    hours = {state: known(row, f"gpu_hours_{state}") or 0.0 for state in _BAR}
+    hours = {state: known_value(row, f"gpu_hours_{state}") or 0.0 for state in _BAR}
     return [
         (texts.say(f"usage_{state}"), round(100 * value / allocated, 1), _BAR[state])
         for state, value in hours.items()

@@ -18,7 +18,7 @@ from slurm_affinode.report import headline, tables, trend_section
 from slurm_affinode.report.charts import Series, legend_list
 from slurm_affinode.report.context import ActionCard, Answer, Card, Group, Table, TrendSection
 from slurm_affinode.report.links import NO_LINKS, Links
-from slurm_affinode.report.measures import STATES, idle_share, known
+from slurm_affinode.report.measures import STATES, idle_share, known_value
 from slurm_affinode.report.render import page as render_page
 
 JOB_ROWS = 200
@@ -90,8 +90,8 @@ def render(
             if kind in about.kinds
         ),
         answer=headline.answer(part),
-        split=headline.split(part) if known(part.total, "gpu_hours_allocated") else Markup(),
-        cards=headline.cards(part) if known(part.total, "gpu_hours_allocated") else (),
+        split=headline.split(part) if known_value(part.total, "gpu_hours_allocated") else Markup(),
+        cards=headline.cards(part) if known_value(part.total, "gpu_hours_allocated") else (),
         findings=_findings(part, about.by, rank),
         action_cards=headline.action_cards(part, links),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
@@ -118,12 +118,12 @@ def _findings(part: WasteResult, by: str, rank: Rank | None) -> tuple[str, ...]:
                 f"The idle share is {fmt.percent(share)} of the allocated GPU-hours; "
                 f"the median of all {by}s is {fmt.percent(rank.median_share)}."
             )
-    held_gib_hours, idle_held = known(part.total, "mem_gib_h"), known(part.total, "idle_mem_gib_h")
+    held_gib_hours, idle_held = known_value(part.total, "mem_gib_h"), known_value(part.total, "idle_mem_gib_h")
     if held_gib_hours and idle_held:
         cards.append(
             f"{fmt.percent(idle_held / held_gib_hours)} of the GPU memory-time was held while the GPU was idle."
         )
-    longest = known(part.total, "longest_idle_s")
+    longest = known_value(part.total, "longest_idle_s")
     if longest:
         cards.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
     return tuple(cards)

@@ -13,7 +13,7 @@ from slurm_affinode.base import times
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words
-from slurm_affinode.report.measures import STATES, idle_share, known, total
+from slurm_affinode.report.measures import STATES, idle_share, known_value, total
 
 _IDLE_SHARE = pl.col("gpu_hours_idle") / pl.col("gpu_hours_allocated")
 _MAX_BARS = 10
@@ -53,7 +53,7 @@ def hours_over_time(result: WasteResult) -> Markup:
     idle = series[2].values
     peak = max(range(len(starts)), key=lambda i: idle[i] or 0.0)
     most = "None that was measured was idle."
-    if known(result.total, "gpu_hours_idle") is None:
+    if known_value(result.total, "gpu_hours_idle") is None:
         most = "How many of them were idle is unknown."
     elif idle[peak]:
         whole = fmt.number(sum(s.values[peak] or 0.0 for s in series))
@@ -128,8 +128,8 @@ def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Marku
     bars = [
         Bar(
             fmt.name(row["name"]),
-            f"{fmt.hours(known(row, 'gpu_hours_allocated'))}, {_share(row)}",
-            [known(row, f"gpu_hours_{state}") for state, _ in STATES],
+            f"{fmt.hours(known_value(row, 'gpu_hours_allocated'))}, {_share(row)}",
+            [known_value(row, f"gpu_hours_{state}") for state, _ in STATES],
         )
         for row in shown.iter_rows(named=True)
     ]
@@ -142,10 +142,10 @@ def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Marku
 
 def _share(row: dict[str, object]) -> str:
     """Return the idle share of the allocated hours, and the unknown share if it is not negligible."""
-    fraction, allocated = idle_share(row), known(row, "gpu_hours_allocated")
+    fraction, allocated = idle_share(row), known_value(row, "gpu_hours_allocated")
     if fraction is None or not allocated:
         return "idle unknown"
-    unknown = (known(row, "gpu_hours_unknown") or 0.0) / allocated
+    unknown = (known_value(row, "gpu_hours_unknown") or 0.0) / allocated
     return f"{fmt.percent(fraction)} idle" + (f", {fmt.percent(unknown)} unknown" if unknown > _MEASURED else "")
 
 

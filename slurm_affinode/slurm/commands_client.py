@@ -382,7 +382,7 @@ def demand_running(doing: str, jobs: Sequence[Job], steps: Sequence[Step], targe
     """Raise ``AlreadyDoneError``, ``InvalidStateError`` or ``UnknownJobError`` if a signal would reach no process."""
     job = next((candidate for candidate in jobs if candidate.allocated), None) if target.task is None else None
     job = job or pick(jobs, target)
-    if job.ended:
+    if job.has_ended:
         raise interface.AlreadyDoneError(f"{doing}: it has ended ({job.state})", target=str(target))
     if not job.allocated:
         raise interface.InvalidStateError(f"{doing}: it does not run ({job.state})", target=str(target))

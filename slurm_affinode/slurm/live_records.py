@@ -56,7 +56,7 @@ def job(
     return Job(
         state=state,
         priority=priority,
-        held=is_held,
+        is_held=is_held,
         held_by_admin=is_held and by_admin,
         start=None if pending else start,
         end=end if over else None,

@@ -207,7 +207,7 @@ class PyslurmClient:
         """See ``SlurmClient``. Uses Slurm's commands for arrays, heterogeneous jobs and held jobs."""
         target = identifiers.job(job)
         record = self._plain(target, f"show job {target}")
-        if record is None or record.held:  # pyslurm has a description in place of who holds the job
+        if record is None or record.is_held:  # pyslurm has a description in place of who holds the job
             return self._commands.job(str(target))
         if record.gpus_allocated is None or not record.allocated:
             return replace(record, node_gpus=())

@@ -34,7 +34,7 @@ class _Memory:
     host: tuple[float, int, int, int] | None = None
     """Time, CPU ticks, bytes of storage I/O, bytes read and written."""
 
-    def seen(self, device: Device, used: Sequence[ProcessUtilization]) -> None:
+    def record(self, device: Device, used: Sequence[ProcessUtilization]) -> None:
         """Record the time of the newest data, so that the next query returns only later data.
 
         It is capped at the current time: a time in the future would hide all activity until then.
@@ -90,7 +90,7 @@ class Watch:
             gpus = tuple(self._gpu(device, memory, job_pids, in_place=in_place) for device in job.devices or ())
         host = self._host(job.init_pid, memory) if rule.host_limits else {}
         # Last: a job that stops while it is sampled has been idle for another reason.
-        return Sample(self._clock(), gpus, host, self._freezer.held(job.init_pid))
+        return Sample(self._clock(), gpus, host, self._freezer.is_stopped_by_slurm(job.init_pid))
 
     def by_processes(self, job_id: int) -> tuple[Device, ...]:
         """Return the devices that processes of the job use, for a job with unknown GPUs."""
@@ -162,7 +162,7 @@ class Watch:
             reading = self._driver.read(device)
         except GpuError:
             return None
-        memory.seen(device, used)
+        memory.record(device, used)
         if not attributed(used, reading):
             return None
         job_usages = [usage for usage in used if usage.pid in job_pids]
@@ -183,7 +183,7 @@ class Watch:
             used = self._driver.process_utilization(device, since)
         except GpuError:
             return None
-        memory.seen(device, used)
+        memory.record(device, used)
         return max((max(usage.sm_pct, usage.memory_pct) for usage in used), default=0.0)
 
     @staticmethod

@@ -272,7 +272,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         self._tiers.settle(image, passed=attempt.passed.append)
         passed = "; ".join(dict.fromkeys(attempt.passed)) or None
         local, record = attempt.local_files, self._scratch_records.of(attempt.record.key, job.uid)
-        required = record.known().required
+        required = record.read_or_default().required
         if local.kind == "tied" and required is None and job.slurm is not None:
             required = ",".join(job.slurm.nodes_required)
         facts = SuspensionFacts(

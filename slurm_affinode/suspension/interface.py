@@ -160,7 +160,7 @@ class Keeper(Protocol):
         """Return the restore of this attempt, or the loss after which it has started from its beginning."""
         ...
 
-    def ended(self, job_id: int, *, requeued: bool) -> None:
+    def handle_epilog(self, job_id: int, *, requeued: bool) -> None:
         """Handle the epilog of a job on this node. ``requeued``: it will run again, so its image is kept."""
         ...
 

@@ -160,7 +160,7 @@ class HostMemory:
             facts = replace(facts, headroom=room.above, job_headroom=room.in_job, spare=spare)
         limits = self._limits
         if limits is not None and job.phase is Phase.RUNNING:
-            facts = replace(facts, raised=limits.raised(job.job_id))
+            facts = replace(facts, raised=limits.raised_bytes(job.job_id))
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
         if not limit_mib or not self._configuration.ends_above_memory():
             return facts

@@ -141,7 +141,7 @@ def lost_after_restore(node: str, ran_s: float | None, *, fresh: bool = False) -
 
 def returned(loss: str, checkpoint_epoch: float) -> str:
     """Return the comment for a job that was restored from the same image again."""
-    return f"{LOST}{reason(loss)}; it has returned to its checkpoint of {at(checkpoint_epoch)}"
+    return f"{LOST}{reason(loss)}; it has returned to its checkpoint of {format_time(checkpoint_epoch)}"
 
 
 def started_over(loss: str, why: str) -> str:
@@ -149,12 +149,12 @@ def started_over(loss: str, why: str) -> str:
     return f"{LOST}{reason(loss)}; it has started from its beginning: {reason(why)}"
 
 
-def at(epoch: float) -> str:
+def format_time(epoch: float) -> str:
     """Return a time for users, in UTC."""
     return utc(datetime.fromtimestamp(epoch, UTC))
 
 
-def held(why: str) -> str:
+def restore_failure(why: str) -> str:
     """Return the comment for a job that was not restored."""
     return f"{HELD}{reason(why)}"
 

@@ -141,7 +141,7 @@ class StoreReader:
             if not tier.shared or holds_lease:
                 with suppress(AffinodeError, OSError):
                     usage = tier.store.usage()
-                    free = float(tier.store.budget.left(usage))
+                    free = float(tier.store.budget.available_bytes(usage))
                     images, used = float(usage.images), float(usage.used)
                     damaged = float(len(tier.store.aside()))
             for name, value in ((IMAGES, images), (IMAGES_DAMAGED, damaged), (IMAGE_BYTES, used), (STORE_LEFT, free)):

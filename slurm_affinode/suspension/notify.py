@@ -254,7 +254,7 @@ class SuspensionOutcomes:
             job = self._slurm.job(job_id)
         except AffinodeError:
             return True
-        return not job.ended
+        return not job.has_ended
 
     # ---
 

@@ -76,7 +76,7 @@ class SuspendedJobs:
         A job's comment does not count: its owner can write it, and the jobs of others would be limited by it.
         """
         without = list(self._without_note())  # first: see ``all``
-        notes = self._notes.known()
+        notes = self._notes.read_notes()
         if notes is None:
             return None
         node_notes = (note for note in (*notes, *without) if note.cluster == self._cluster and not note.given_up)
@@ -407,7 +407,7 @@ class JobKeeper:
                     LOG.warning("job %s: a loss of this attempt will not be noticed: %s", key.job_id, error)
                 return
 
-    def ended(self, job_id: int, *, requeued: bool) -> None:
+    def handle_epilog(self, job_id: int, *, requeued: bool) -> None:
         """See ``interface.Keeper``. Removes the images of a job that has ended."""
         self._environments.remove(job_id)
         if requeued:
@@ -418,7 +418,7 @@ class JobKeeper:
         except AffinodeError as error:
             LOG.info("job %s: its images are kept until the next sweep: %s", job_id, error)
             return
-        if not job.ended:
+        if not job.has_ended:
             return
         self._created.remove(job_id)
         self._scratch_records.remove(job_id)
@@ -465,14 +465,14 @@ class JobKeeper:
             self._forget_journals()
             if swept.stopped is not None:
                 return
-            needed = {*swept.live, *(name for name in swept.unknown if name not in swept.gone)}
+            needed = {*swept.live, *(name for name in swept.unknown if name not in swept.removable_jobs)}
             self._tiers.retention.keep(needed)
             live = [int(name.rpartition(".")[2]) for name in needed]
             self._notes.unclaim(self._cluster, live)
             self._notes.forget_restores(self._cluster, live)
             for note in self._notes.all() if holds_lease else ():
-                if note.key.name in swept.gone:
-                    self.over(note.key, note.began_ms)
+                if note.key.name in swept.removable_jobs:
+                    self.record_end(note.key, note.began_ms)
         except (AffinodeError, OSError) as error:
             LOG.warning("sweep: %s", error)
 
@@ -481,7 +481,7 @@ class JobKeeper:
         for job_id in sorted({*self._created.jobs(), *self._scratch_records.jobs()}):
             if job_id not in job_ids:
                 try:
-                    ended = self._slurm.job(job_id).ended
+                    ended = self._slurm.job(job_id).has_ended
                 except UnknownJobError:  # slurmctld may have lost its state: as long as its image
                     name = f"{self._cluster}.{job_id}"
                     ended = not any(name in store.jobs() for store in self._tiers.stores)
@@ -493,7 +493,7 @@ class JobKeeper:
         """Log the result of a sweep, and once for each job that Slurm does not know it."""
         log = LOG
         for _, name in swept.removed:
-            unknown = name.partition("/")[0] in swept.gone
+            unknown = name.partition("/")[0] in swept.removable_jobs
             why = "Slurm has not known its job for long" if unknown else "its job has ended, or has a newer one"
             log.info("removed %s: %s", name, why)
         for name in sorted(swept.unknown.keys() - self._unknown.keys()):
@@ -508,7 +508,7 @@ class JobKeeper:
                 if not self._processes.alive(record.init_pid, record.init_started):
                     journal.close()
 
-    def over(self, key: JobKey, began_ms: int) -> None:
+    def record_end(self, key: JobKey, began_ms: int) -> None:
         """Remove the images of a suspended job that has ended, and record its end in the ledger."""
         self._remove_images(
             key.job_id, lambda facts: facts.key.name == key.name and facts.key.submit_epoch <= key.submit_epoch

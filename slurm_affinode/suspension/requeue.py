@@ -31,10 +31,10 @@ class UnresponsiveError(AffinodeError):
 
 def fact_of(job: Job, restarts: int) -> JobFact:
     """Return the state of the attempt with this restart count, from Slurm's job record."""
-    if job.ended and job.restarts <= restarts:
+    if job.has_ended and job.restarts <= restarts:
         return JobFact.ENDED
     if job.restarts > restarts:
-        if job.ended:
+        if job.has_ended:
             return JobFact.ENDED
         # A requeued job may still complete its old attempt while it is already queued.
         return JobFact.QUEUED if job.pending or job.start is None or job.state == "COMPLETING" else JobFact.LATER_RUN
@@ -142,7 +142,7 @@ class Requeuer:
         try:
             job = self._slurm.job(job_id)
             waits = job.pending or job.state == "COMPLETING"  # Slurm is still ending the dumped attempt
-            if waits and not job.held and job.priority != 0:
+            if waits and not job.is_held and job.priority != 0:
                 self._slurm.hold(job_id, by_user=True)
         except AffinodeError as error:
             LOG.warning("job %s: cannot be held: %s", job_id, error)

@@ -360,7 +360,7 @@ class JobRestorer:
         """Start the batch script from its beginning. Its image is recorded as discarded; the sweep removes it."""
         manifest, arrival = placing.manifest, placing.arrival
         LOG.info("job %s: starts from its beginning: %s: %s", arrival.job_id, loss.text, why)
-        checkpoint = messages.at(manifest.dumped_epoch)
+        checkpoint = messages.format_time(manifest.dumped_epoch)
         self._comment(
             arrival,
             f"starts from its beginning, not from its checkpoint of {checkpoint}: {loss.text}, and {why}",
@@ -378,8 +378,8 @@ class JobRestorer:
         why = f"{loss.text} ({because})"
         LOG.info("job %s: held: %s", placing.arrival.job_id, why)
         choice = (
-            f"{why}; to restore it from its checkpoint of {messages.at(placing.manifest.dumped_epoch)}: slurm-affinode "
-            f"wake {job.id}; to start from the beginning: slurm-affinode wake {job.id} --from-start"
+            f"{why}; to restore it from its checkpoint of {messages.format_time(placing.manifest.dumped_epoch)}: "
+            f"slurm-affinode wake {job.id}; to start from the beginning: slurm-affinode wake {job.id} --from-start"
         )
         self._comment(placing.arrival, f"held: {choice}")
         self._mail("failed", job, placing.manifest, why=why, fresh=False, loss=loss)
@@ -439,7 +439,7 @@ class JobRestorer:
             user = arrival.owner
             scratch = self._put_scratch(placing, copy, top, pages)
             undo = stack.enter_context(contextlib.ExitStack())
-            undo.callback(self._scratch.remove, arrival.init, scratch.made, user)
+            undo.callback(self._scratch.remove, arrival.init, scratch.inodes, user)
             inherit = self._streams.restore_files(
                 manifest.outputs,
                 fds,
@@ -607,14 +607,16 @@ class JobRestorer:
         if loss is not None:
             ran_s = loss.restore.ran_s
             lost = "the work since then" if ran_s is None else f"{span(ran_s)} of work since then"
-            point = f"restored on {self._node} from its checkpoint of {messages.at(manifest.dumped_epoch)} again"
+            point = (
+                f"restored on {self._node} from its checkpoint of {messages.format_time(manifest.dumped_epoch)} again"
+            )
             lines = [f"{point}; {lost} is lost: {loss.text}"]
         if scratch.tied and manifest.node != self._node:
             lines.append(messages.without_files(manifest.node))
         elif scratch.missing:
             lines.append(messages.files_missing(self._node, scratch.missing))
-        if scratch.kept:
-            lines.append(messages.files_kept(self._node, scratch.kept))
+        if scratch.kept_paths:
+            lines.append(messages.files_kept(self._node, scratch.kept_paths))
         say(fds, "\n".join(lines))
 
     def _note(self, manifest: Manifest) -> Note | None:
@@ -707,7 +709,7 @@ class JobRestorer:
             if placing is not None:
                 self._record(placing)
             self._notes.remove(self._cluster, arrival.job_id)
-            notify.comment(self._slurm, arrival.job_id, messages.held(f"{why}{messages.AFRESH}"))
+            notify.comment(self._slurm, arrival.job_id, messages.restore_failure(f"{why}{messages.AFRESH}"))
             return Start(restore_failed=True)
         return self._hold(arrival, job, why, note)
 
@@ -731,7 +733,7 @@ class JobRestorer:
         Without a note, it could not be woken.
         """
         manifest, job, tied = placing.manifest, placing.job, self._tied(placing)
-        required = self._scratch_records.of(manifest.key, manifest.uid).known().required
+        required = self._scratch_records.of(manifest.key, manifest.uid).read_or_default().required
         return Note(
             cluster=manifest.key.cluster, job_id=manifest.key.job_id, submit=manifest.key.submit_epoch,
             restarts=manifest.restarts, seq=manifest.seq, uid=manifest.uid, node=manifest.node,
@@ -784,7 +786,7 @@ class JobRestorer:
         text = messages.reason(why)
         retry_epoch = None if note is None else note.retry_epoch
         agent_text = comment or f"{text}; {messages.next_try(job.id, retry_epoch)}"
-        notify.comment(self._slurm, arrival.job_id, messages.held(agent_text))
+        notify.comment(self._slurm, arrival.job_id, messages.restore_failure(agent_text))
         if note is not None:
             try:
                 self._notes.write(note)

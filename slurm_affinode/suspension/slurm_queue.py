@@ -73,7 +73,7 @@ def waiting_of(job: Job) -> Waiting:
         shown_id=job.id,
         partitions=job.partitions,
         reason=None if job.reason is None else job.reason.partition(",")[0].strip(),
-        held=job.held,
+        is_held=job.is_held,
         priority=job.priority or 0,
         gpus=0 if gpus is None else -(-gpus.count // nodes),
         gpu_kind=None if gpus is None else gpus.kind,

@@ -131,7 +131,7 @@ class JobWaker:
             raise Refused(Refusal(RefusalCode.ENDED, f"job {key.job_id} is over")) from None
         if note is not None and not is_of(note, job):
             note = None
-        if job.ended:
+        if job.has_ended:
             raise Refused(Refusal(RefusalCode.ENDED, f"job {job.id} is over ({job.state.lower()})"))
         ending = job.state == "COMPLETING" and note is not None  # Slurm is still ending the dumped attempt
         if not job.pending and not ending:
@@ -176,7 +176,7 @@ class JobWaker:
         for note in notes:
             job = by_id.get(note.job_id)
             # A job that is not listed is unknown: the sweep decides when its image is removed.
-            if job is not None and job.ended and is_of(note, job):
+            if job is not None and job.has_ended and is_of(note, job):
                 self._record_end(note.key, note.began_ms)
         self._report_plans(notes, by_id)
         nodes: Sequence[Node] | None = None
@@ -189,7 +189,7 @@ class JobWaker:
             if (job := by_id.get(note.job_id)) is not None
             and is_of(note, job)
             and job.pending
-            and job.held
+            and job.is_held
             and not job.held_by_admin
             and not self._came_back(note)
         ]
@@ -218,7 +218,7 @@ class JobWaker:
         plans = {}
         for note in notes:
             job = by_id.get(note.job_id)
-            if job is not None and job.pending and not job.held and job.expected_start and job.nodes_expected:
+            if job is not None and job.pending and not job.is_held and job.expected_start and job.nodes_expected:
                 plans[job.job_id] = StartPlan(job.expected_start.timestamp(), job.nodes_expected)
         if plans != self._plans:
             self._notes.write_plan(self._cluster, plans)
@@ -251,7 +251,7 @@ class JobWaker:
     ) -> None:
         free = Free(nodes)
         for job in jobs:  # released jobs take their GPUs first
-            if job.job_id in own_jobs and job.pending and not job.held:
+            if job.job_id in own_jobs and job.pending and not job.is_held:
                 free.take(job)
         for note, job in candidates:
             if waited_for(job, jobs, own_jobs) or not free.take(job):
@@ -271,7 +271,7 @@ class JobWaker:
 
     def _release(self, note: Note, job: Job) -> bool:
         """Release the job if its image is available wherever it may start; return whether it is released."""
-        if not job.held:
+        if not job.is_held:
             return True
         if not self._everywhere(job):
             return False
@@ -373,7 +373,7 @@ def waited_for(job: Job, jobs: Sequence[Job], own_jobs: set[int]) -> bool:
     """Return whether another job waits for GPUs that this one would take: that job has precedence."""
     return any(
         pending_job.pending
-        and not pending_job.held
+        and not pending_job.is_held
         and pending_job.job_id not in own_jobs
         and pending_job.gpus_requested is not None
         and (pending_job.reason is None or pending_job.reason in WAITS_FOR_ROOM)

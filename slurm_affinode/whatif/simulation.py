@@ -87,26 +87,26 @@ class _Estimates:
         self._corrected = predicted or self.learns
         self._request: list[int] = jobs.request.tolist() if self._corrected else []
         estimates = _predicted(jobs) if predicted else jobs.request if policy.requests else jobs.run
-        self.known: list[int] = estimates.tolist()
+        self.values: list[int] = estimates.tolist()
 
-    def submitted(self, job: int) -> None:
+    def estimate(self, job: int) -> None:
         """Estimate a job by the mean of the last two of its user that have ended; at most the requested time."""
         last = self._last.get(self._users[job])
         if last is not None and last[1] >= 0:
-            self.known[job] = min(self._request[job], max(1, (last[0] + last[1]) // 2))
+            self.values[job] = min(self._request[job], max(1, (last[0] + last[1]) // 2))
 
-    def ended(self, job: int, run: int) -> None:
+    def record_run(self, job: int, run: int) -> None:
         """Remember the run time of a job that has ended."""
         if (user := self._users[job]) >= 0:
             self._last[user] = (run, self._last.get(user, (-1, -1))[0])
 
     def correction(self, job: int, run: int) -> int:
         """Return the time after which a running job turns out to be longer; 0: it is not."""
-        return self.known[job] if self._corrected and self.known[job] < run else 0
+        return self.values[job] if self._corrected and self.values[job] < run else 0
 
     def correct(self, job: int) -> None:
         """Estimate a job that has outrun its estimate by its request."""
-        self.known[job] = self._request[job]
+        self.values[job] = self._request[job]
 
 
 def _predicted(jobs: Workload) -> Ints:
@@ -168,19 +168,19 @@ class _Pool:
             self._begin(now)
             while position < count and submit[arrivals[position]] == now:
                 if learns:
-                    self._estimates.submitted(arrivals[position])
+                    self._estimates.estimate(arrivals[position])
                 self._enqueue(arrivals[position], now)
                 position += 1
             while wakes and wakes[0] < later:
                 job = heappop(wakes) & JOB_MASK
                 if learns:
-                    self._estimates.submitted(job)
+                    self._estimates.estimate(job)
                 self._enqueue(job, now)
             while ends and ends[0] < later:
                 number = heappop(ends) & JOB_MASK
                 job = self._begun[number]
                 if learns:
-                    self._estimates.ended(job, self._run[job])
+                    self._estimates.record_run(job, self._run[job])
                 if self._next and job in self._next:
                     row, delay = self._next[job]
                     heappush(wakes, (now + max(1, delay)) << JOB_BITS | row)
@@ -190,7 +190,7 @@ class _Pool:
 
     def _key(self, job: int) -> int:
         if self._order == "sjf":
-            return self._estimates.known[job] << JOB_BITS | self._place[job]
+            return self._estimates.values[job] << JOB_BITS | self._place[job]
         return self._rank[job] if self._rank else 0
 
     def _start(self, job: int, now: int) -> int:
@@ -279,16 +279,16 @@ class _Easy(_Pool):
         """Keys and jobs in the order in which they come first, and perhaps some that have started."""
         self._waits = bytearray(len(self._submit))
         """Which of the jobs wait behind the first one."""
-        estimates = self._estimates.known
+        estimates = self._estimates.values
         positions = None if self._order == "sjf" else self._rank or range(len(estimates))
         self._backfill_queue = BackfillQueue(self._units, estimates, positions)
 
     def _correct(self, number: int, now: int) -> None:
         job = self._begun[number]
-        before = (self.starts[job] + self._estimates.known[job]) << JOB_BITS | number
+        before = (self.starts[job] + self._estimates.values[job]) << JOB_BITS | number
         del self._running[bisect_left(self._running, before)]
         self._estimates.correct(job)
-        insort(self._running, (self.starts[job] + self._estimates.known[job]) << JOB_BITS | number)
+        insort(self._running, (self.starts[job] + self._estimates.values[job]) << JOB_BITS | number)
 
     def _begin(self, now: int) -> None:
         running, later = self._running, (now + 1) << JOB_BITS
@@ -318,7 +318,7 @@ class _Easy(_Pool):
         if number in self._released:
             self._released.remove(number)
         else:
-            estimated = (self.starts[job] + self._estimates.known[job]) << JOB_BITS | number
+            estimated = (self.starts[job] + self._estimates.values[job]) << JOB_BITS | number
             del self._running[bisect_left(self._running, estimated)]
             self._free += self._units[job]
         self._examine(now)
@@ -327,7 +327,7 @@ class _Easy(_Pool):
         pass
 
     def _begin_job(self, job: int, now: int) -> None:
-        estimate = self._estimates.known[job]
+        estimate = self._estimates.values[job]
         number = self._start(job, now)
         insort(self._running, (now + estimate) << JOB_BITS | number)
         if after := self._estimates.correction(job, self._run[job]):
@@ -362,7 +362,7 @@ class _Easy(_Pool):
 
     def _backfill(self, now: int) -> None:
         """Start others that do not delay the first one."""
-        units, begun, estimates = self._units, self._begun, self._estimates.known
+        units, begun, estimates = self._units, self._begun, self._estimates.values
         lacking = units[self._first] - self._free
         start = _LATE
         for ending in self._running:
@@ -399,7 +399,7 @@ class _Conservative(_Pool):
     def _correct(self, number: int, now: int) -> None:
         job = self._begun[number]
         self._estimates.correct(job)
-        self._running[number] = self.starts[job] + self._estimates.known[job]
+        self._running[number] = self.starts[job] + self._estimates.values[job]
         self._outrun = True
 
     def _enqueue(self, job: int, now: int) -> None:
@@ -414,7 +414,7 @@ class _Conservative(_Pool):
             self._ended_early = True
 
     def _finish(self, now: int) -> None:
-        profile, in_order, estimates = self._profile, self._in_order, self._estimates.known
+        profile, in_order, estimates = self._profile, self._in_order, self._estimates.values
         profile.advance(now)
         if self._outrun:
             self._reserve_anew(now)

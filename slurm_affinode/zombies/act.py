@@ -122,7 +122,7 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
     outcomes: list[Outcome] = []
     actions = list(actions)
     tools.cancellations_left = tools.policy.limits.cancel - sum(action.verb == "cancel" for action in actions)
-    held_actions = [action.held for action in actions if action.held is not None]
+    held_actions = [action.prevented_action for action in actions if action.prevented_action is not None]
     todo = deque(action for action in actions if action.verb in DESTRUCTIVE)
     while todo:
         action = todo.popleft()
@@ -401,7 +401,7 @@ def _entry(report: Mapping[str, Any], cluster: str, run: str) -> AuditEntry:
     dirty = [str(entry) for entry in report["dirty"]]
     drained = ["the node was drained"] if report.get("drained") else []
     return AuditEntry(
-        at=datetime.fromtimestamp(float(report["at"]), UTC), run=run, actor=f"epilog@{report['node']}", verb="epilog",
+        time=datetime.fromtimestamp(float(report["at"]), UTC), run=run, actor=f"epilog@{report['node']}", verb="epilog",
         result="failed" if dirty else "done", reason="; ".join([*remaining, *dirty, *drained]), cluster=cluster,
         job_id=int(report["job"]), job=str(report["job"]), user=None, node=str(report["node"]), evidence=dict(report),
     )  # fmt: skip

@@ -32,7 +32,7 @@ def record_listing(config: Config, command: str, findings: Sequence[Finding], *,
     return True
 
 
-def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
+def command_entry(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
     """Return the audit record of a command: its findings, and the decision on each."""
     evidence = [
         {
@@ -57,7 +57,7 @@ def entry(outcome: Outcome, who: Who, now: datetime) -> AuditEntry:
     if outcome.observation is not None:
         evidence["read_again"] = {"verdict": outcome.observation.verdict, "seen": outcome.observation.evidence}
     return AuditEntry(
-        at=now, run=who.run, actor=who.actor, verb=action.verb, result=outcome.result, reason=outcome.text,
+        time=now, run=who.run, actor=who.actor, verb=action.verb, result=outcome.result, reason=outcome.text,
         cluster=finding.cluster, kind=finding.kind, finding=finding.key, job_id=None if job is None else job.job_id,
         job=None if job is None else job.id, user=finding.user, node=",".join(finding.nodes) or None,
         rule=action.rule, evidence=evidence,

@@ -310,9 +310,9 @@ def explain_live(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
         try:
-            with temporary_store(config, now.snapshot, now.at) as temporary_config:
+            with temporary_store(config, now.snapshot, now.time) as temporary_config:
                 page = explain(
-                    temporary_config, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
+                    temporary_config, job, since=since, until=until or now.time, window_s=window_s, now=now.time,
                     slurm=lambda: contextlib.nullcontext(SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
                     history=lambda: contextlib.nullcontext(now.history),
                 )  # fmt: skip

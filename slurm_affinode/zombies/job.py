@@ -194,7 +194,7 @@ class _Work:
     """The data of all attempts that are summarized together."""
 
     config: Config
-    held: HeldGpus
+    held_gpus: HeldGpus
     tracks: list[GpuTrack]
     findings: Mapping[Key, list[Finding]]
     steps: Mapping[tuple[Any, ...], pl.DataFrame]
@@ -246,18 +246,18 @@ class _Work:
 
     def _gpus(self, row: dict[str, Any], run: int | None) -> tuple[tuple[GpuUse, ...], list[GpuTrack], int]:
         """Return the GPUs of an attempt in order of node and index, their tracks, and twice their sampling interval."""
-        pairs = [] if run is None else _pairs_of_run(self.held, run)
+        pairs = [] if run is None else _pairs_of_run(self.held_gpus, run)
         uses = []
         for pair in pairs:
-            device = self.held.devices.row(self.held.pairs["at"][pair], named=True)
+            device = self.held_gpus.devices.row(self.held_gpus.pairs["at"][pair], named=True)
             device["name"] = squatters.name_of(device)
             use = job_use.gpu_use(
-                self.tracks[pair], device, row["suspended_s"] or 0, self.held.pairs["mapping"][pair],
-                shared=bool(self.held.shared[pair]),
+                self.tracks[pair], device, row["suspended_s"] or 0, self.held_gpus.pairs["mapping"][pair],
+                shared=bool(self.held_gpus.shared[pair]),
             )  # fmt: skip
             uses.append((use, self.tracks[pair]))
         uses.sort(key=lambda each: (each[0].node or "", squatters.order(each[0].gpu)))
-        slack_ms = 2 * max((int(self.held.steps_ms[pair]) for pair in pairs), default=0)
+        slack_ms = 2 * max((int(self.held_gpus.steps_ms[pair]) for pair in pairs), default=0)
         return tuple(use for use, _ in uses), [track for _, track in uses], slack_ms
 
     def _suspensions(self, row: dict[str, Any]) -> tuple[JobSuspension, ...]:
@@ -325,10 +325,10 @@ def summarize_live(
     with (
         live.observe(config, Request(kinds=("idle-allocation",)), sampler, slurm=slurm, history=history, only=running)
         as now,
-        explain.temporary_store(config, now.snapshot, now.at) as temporary_config,
+        explain.temporary_store(config, now.snapshot, now.time) as temporary_config,
     ):  # fmt: skip
         summary = summarize(
-            temporary_config, job, history=lambda: contextlib.nullcontext(now.history), now=now.at,
+            temporary_config, job, history=lambda: contextlib.nullcontext(now.history), now=now.time,
             slurm=lambda: contextlib.nullcontext(explain.SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
         )  # fmt: skip
         gpus = now.samples.by_job.get(summary.job.job_id, ())

@@ -48,7 +48,7 @@ class Now:
     answers: Sequence[NodeAnswer]
     gpus: Mapping[int, Sequence[LiveGpu]]
     """Raw ID of a running job -> its GPUs, as far as they are known."""
-    at: datetime
+    time: datetime
 
 
 def find_live_misfits(
@@ -61,16 +61,16 @@ def find_live_misfits(
     requested = request.requested_kinds & MISFIT_KINDS
     if not requested:
         return [], []
-    since = request.since or observed.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
-    ended, recorded, notes = _ended_runs(config, since, observed.at, observed.snapshot.cluster)
+    since = request.since or observed.time - timedelta(seconds=parse_span_s(config.zombies.look_back))
+    ended, recorded, notes = _ended_runs(config, since, observed.time, observed.snapshot.cluster)
     uses = _uses(observed)
     jobs = _combine(ended, frame(observed.snapshot, uses))
     gpus = pl.concat([recorded, _allocations(observed)])
     rules = config.zombies.misfits
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
-    query = WasteQuery(since, observed.at, request.clusters, request.partitions, request.accounts, request.users,
+    query = WasteQuery(since, observed.time, request.clusters, request.partitions, request.accounts, request.users,
                        thresholds=gaps)  # fmt: skip
-    held_gpus = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], observed.at)
+    held_gpus = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], observed.time)
     classes = {**config.zombies.nodes, **node_classes(observed.snapshot.nodes)}
     live_misfits = misfits.find(
         held_gpus, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
@@ -97,9 +97,9 @@ def _unsampled(
     if blind and (covered is None or covered[1] < since):
         availability = "none are stored for this time" if covered else "none are stored"
         notes.append(f"{blind}: not searched for: GPU metrics are needed, and {availability}; --prometheus, ingest gpu")
-    elif blind and covered is not None and (observed.at - covered[1]).total_seconds() > FRESH_S:
+    elif blind and covered is not None and (observed.time - covered[1]).total_seconds() > FRESH_S:
         notes.append(
-            f"{blind}: from the stored GPU metrics, which end {span((observed.at - covered[1]).total_seconds())} ago"
+            f"{blind}: from the stored GPU metrics, which end {span((observed.time - covered[1]).total_seconds())} ago"
         )
     mute = " and ".join(kind for kind in BY_USE if kind in requested)
     running = [job for job in observed.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
@@ -230,18 +230,18 @@ class Observed:
     signatures: Sequence[Signature]
     past: Past | None
     since: datetime
-    at: datetime
+    time: datetime
     notes: tuple[str, ...]
     history: SampleStore
     """Open during the observation."""
 
     def facts(self, job: Job, watched: Watched) -> tuple[GpuFacts, datetime | None]:
         """Return the facts about a GPU of a job, and the time since which it has been idle."""
-        return sampling.facts_now(job, watched, self.past, self.at, self.samples.watched_s)
+        return sampling.facts_now(job, watched, self.past, self.time, self.samples.watched_s)
 
     def run(self, job: Job) -> RunFacts:
         """Return the facts about the current attempt of a job."""
-        elapsed = None if job.start is None else (self.at - job.start).total_seconds()
+        elapsed = None if job.start is None else (self.time - job.start).total_seconds()
         return RunFacts(job.state, job.state == "RUNNING", elapsed, job.time_limit_s)
 
 
@@ -322,7 +322,7 @@ def observe(
 @without_collection()
 def judged(config: Config, request: Request, observed: Observed) -> Assessment:
     """Return the findings of a live observation."""
-    (cluster, jobs, nodes), moment, samples = _parts(observed.snapshot), observed.at, observed.samples
+    (cluster, jobs, nodes), moment, samples = _parts(observed.snapshot), observed.time, observed.samples
     findings = [finding for job in jobs if (finding := _job(job, observed)) is not None]
     looked = Now(observed.snapshot, samples.first_answers, sampling.timed(samples), moment)
     by_id = {job.job_id: job for job in jobs if job.allocated}
@@ -396,7 +396,7 @@ def see(job: Job, watched: Watched, observed: Observed, mapping: str | None) -> 
         gpu.evidence(), peak_pct=facts.peak_pct, idle_s=facts.idle_s, mapping=mapping, flagged=fits is not None
     )
     computes = fits is None and bool(gpu.signals_pct) and watched.idle_since is None
-    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, observed.at)
+    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, observed.time)
 
 
 def verdicts(job: Job, watched: Watched, observed: Observed) -> tuple[SignatureVerdict, ...]:
@@ -416,6 +416,6 @@ def waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob
                 job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user,
                 identifiers.tasks_in(job.array_tasks)[0], job.array_limit, job.nodes_required, job.nodes_excluded)
         for job in jobs
-        if job.pending and not job.held and job.gpus_requested and waits(job.reason)
+        if job.pending and not job.is_held and job.gpus_requested and waits(job.reason)
         and (job.eligible or job.submit or now) < now
     ]  # fmt: skip

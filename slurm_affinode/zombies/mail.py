@@ -88,7 +88,7 @@ def _last_sent(action: Action, ledger: Ledger) -> datetime | None:
     if action.number == 0:
         return ledger.mailed.get(key)
     return max(
-        (warning.at for warning in ledger.warnings.get(key, ()) if warning.number == action.number), default=None
+        (warning.time for warning in ledger.warnings.get(key, ()) if warning.number == action.number), default=None
     )
 
 

@@ -50,7 +50,7 @@ class EndedServer:
     engines: tuple[str, ...]
     """``vllm``, ..., with the model, which the user chose."""
     pids: tuple[int, ...]
-    ended: datetime
+    end: datetime
     """When the agent noticed it."""
 
 

@@ -61,7 +61,7 @@ def _engine(
     process: LiveProcess, server: EndedServer, job: Job, gpus: Sequence[LiveGpu], *, cluster: str, now: datetime
 ) -> Finding:
     used_gib, node = _gib(process.used_mib), gpus[0].node
-    lasting = max(0.0, (now - server.ended).total_seconds())
+    lasting = max(0.0, (now - server.end).total_seconds())
     proof = (
         evidence(
             "orphaned-engine.server", "ended", 0.6, engines=", ".join(server.engines) or None,
@@ -76,7 +76,7 @@ def _engine(
     orphan = _finding("orphaned-engine", cluster, subject, proof, now, user=job.user, node=node, gpus=gpus)
     return replace(
         orphan, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
-        since=server.ended, window_s=lasting,  # the GPU-hours are unknown: the job may compute on the GPU
+        since=server.end, window_s=lasting,  # the GPU-hours are unknown: the job may compute on the GPU
         held_gib_hours=None if used_gib is None else used_gib * lasting / 3600,
         allocated_gpus=len(gpus) if job.gpus_allocated is None else job.gpus_allocated.count,
     )  # fmt: skip
@@ -109,7 +109,7 @@ class _KnownJobs:
 
     alive: Mapping[int, int | None]
     """Raw ID of each job that has not ended -> UID of its user."""
-    ended: Mapping[int, int | None]
+    ended_jobs: Mapping[int, int | None]
     """The same of the jobs that have ended, as far as Slurm still lists them."""
     on: Mapping[str, Sequence[Job]]
     """Node -> the jobs on it."""
@@ -120,7 +120,7 @@ def _known_jobs(jobs: Iterable[Job]) -> _KnownJobs:
     ended: dict[int, int | None] = {}
     on: dict[str, list[Job]] = {}
     for job in jobs:
-        (ended if job.ended else alive)[job.job_id] = job.uid
+        (ended if job.has_ended else alive)[job.job_id] = job.uid
         for name in job.nodes if job.allocated else ():
             on.setdefault(name, []).append(job)
     return _KnownJobs(alive, ended, on)
@@ -139,7 +139,7 @@ def _orphan(process: LiveProcess, owners: _KnownJobs, node: str) -> str | None:
     over = process.job is not None and process.job not in owners.alive
     # The environment names any job: that it is one of its user's must be known.
     if over and process.job is not None:
-        owner = owners.ended.get(process.job)
+        owner = owners.ended_jobs.get(process.job)
         if process.source != "environment" or (owner is not None and owner == process.uid):
             return "orphan-process.job-ended"
     # The job in the environment does not count if it is another user's.

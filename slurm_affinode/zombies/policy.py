@@ -175,7 +175,7 @@ class Episode:
 class Replayed:
     """An action that a policy would have taken, and its time."""
 
-    at: datetime
+    time: datetime
     action: Action
 
 

@@ -247,7 +247,7 @@ class Recheck:
     def _clean(self, name: str) -> Observation:
         try:
             answer = self.ask(name, {"verb": "processes", "use": True})
-            alive = {job.job_id for job in self.slurm.overview() if not job.ended and job.state != "COMPLETING"}
+            alive = {job.job_id for job in self.slurm.overview() if not job.has_ended and job.state != "COMPLETING"}
         except AffinodeError as error:
             return Observation("unknown", f"the node cannot be examined: {error}")
         if answer.get("jobs") is None:

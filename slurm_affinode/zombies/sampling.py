@@ -223,7 +223,7 @@ class Past:
     """Stored samples of each GPU of a job."""
 
     row: Mapping[tuple[int, tuple[str, str]], int]
-    seen: Trailing
+    trailing: Trailing
     used: np.ndarray[tuple[int], np.dtype[np.int64]]
     """``idle_windows.used_before``."""
 
@@ -398,26 +398,28 @@ def facts_now(
         return replace(facts, idle_s=0.0, used_before=True), None
     looked = now.timestamp() - watched.idle_since
     row = None if past is None else past.row.get((job.job_id, gpu.key))
-    if past is None or row is None or int(past.seen.last[row]) == NEVER:
+    if past is None or row is None or int(past.trailing.last[row]) == NEVER:
         # Without stored samples only this run's readings count; a single one has no duration.
         length = looked if watched_s > 0 and looked > 0 else None
         unseen = watched.idle_since - (job.start.timestamp() if job.start else 0.0)
         before = False if length and unseen * 1000 <= idle_windows.UNSEEN_MS else None
         return replace(facts, idle_s=length, used_before=before), idle_windows.moment(int(watched.idle_since * 1000))
-    begun = int(past.seen.since[row])
+    begun = int(past.trailing.since[row])
     before = None if past.used[row] == idle_windows.UNSEEN else bool(past.used[row] == idle_windows.USED)
     if before and gpu.part_of is not None:
         before = None  # which job was active on the GPU is unknown
     # If the last stored sample was not idle, or is too old, the idle time starts with the readings.
-    if begun == NEVER or watched.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
+    if begun == NEVER or watched.idle_since * 1000 - int(past.trailing.last[row]) > BRIDGE_S * 1000:
         return replace(facts, idle_s=looked, used_before=before), idle_windows.moment(int(watched.idle_since * 1000))
-    measured = (int(past.seen.until[row]) - begun) / 1000
+    measured = (int(past.trailing.until[row]) - begun) / 1000
     after = (
-        max(0.0, now.timestamp() - max(watched.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
+        max(0.0, now.timestamp() - max(watched.idle_since, int(past.trailing.last[row]) / 1000))
+        if watched_s > 0
+        else 0.0
     )
     peaks = dict(watched.peaks)
     for k, name in enumerate(ACTIVITY):
-        value = float(past.seen.peaks[row, k])
+        value = float(past.trailing.peaks[row, k])
         if not np.isnan(value):
             peaks[name] = max(value, peaks.get(name, 0.0))
     extended_facts = replace(facts, peaks_pct=peaks, idle_s=measured + after, used_before=before)

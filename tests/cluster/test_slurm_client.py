@@ -90,7 +90,7 @@ def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root
     assert (job.gpus_requested, job.gpus_allocated) == (GpuCount(2, "h100"), GpuCount(2, "h100"))
     assert job.node_gpus == (NodeGpus("c1", 2, "h100", (0, 1)),)
     assert (job.comment, job.admin_comment) == ("a = b", None)
-    assert (job.batch, job.requeue, job.restarts, job.held) == (True, True, 0, False)
+    assert (job.batch, job.requeue, job.restarts, job.is_held) == (True, True, 0, False)
     assert job.stdout == f"/home/alice/out-{number}.txt"
     assert job.time_limit_s == 600
     assert job.start is not None
@@ -111,10 +111,10 @@ def test_pending_jobs_have_reason_and_expected_start(cluster: Cluster, root: Slu
         "--partition=gpu,gpu-preempt", "--gres=gpu:1", "--begin=now+1hour", "--no-requeue", wrap="true"
     )
     jobs = {str(job.job_id): job for job in root.jobs()}
-    assert (jobs[held].held, jobs[held].priority, jobs[held].reason) == (True, 0, "JobHeldUser")
+    assert (jobs[held].is_held, jobs[held].priority, jobs[held].reason) == (True, 0, "JobHeldUser")
     assert (jobs[held].start, jobs[held].nodes, jobs[held].tres_allocated) == (None, (), {})
     assert set(jobs[later].partitions) == {"gpu", "gpu-preempt"}
-    assert (jobs[later].reason, jobs[later].held, jobs[later].requeue) == ("BeginTime", False, False)
+    assert (jobs[later].reason, jobs[later].is_held, jobs[later].requeue) == ("BeginTime", False, False)
     begin = jobs[later].expected_start
     assert begin is not None
     assert abs(begin - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
@@ -145,7 +145,7 @@ def test_ended_job_has_end_time(cluster: Cluster, root: SlurmClient) -> None:
     number = cluster.submit(*CPU, wrap="true")
     cluster.wait_for_state(number, "COMPLETED")
     job = root.job(number)
-    assert (job.state, job.ended, job.steps) == ("COMPLETED", True, ())
+    assert (job.state, job.has_ended, job.steps) == ("COMPLETED", True, ())
     assert job.end is not None
 
 
@@ -176,15 +176,15 @@ def test_hold_and_release(cluster: Cluster, root: SlurmClient, connect: Open) ->
     alice = connect("alice")
     number = cluster.submit(*CPU, "--begin=now+1hour", wrap="true")
     root.hold(number)
-    assert (root.job(number).held, root.job(number).reason) == (True, "JobHeldAdmin")
+    assert (root.job(number).is_held, root.job(number).reason) == (True, "JobHeldAdmin")
     with pytest.raises(interface.NotPermittedError):
         alice.release(number)
     root.release(number)
-    assert not root.job(number).held
+    assert not root.job(number).is_held
     root.hold(number, by_user=True)
     assert root.job(number).reason == "JobHeldUser"
     alice.release(number)
-    assert not root.job(number).held
+    assert not root.job(number).is_held
 
 
 def test_requeue_frees_gpus_and_held_job_waits_for_release(cluster: Cluster, root: SlurmClient) -> None:
@@ -192,7 +192,7 @@ def test_requeue_frees_gpus_and_held_job_waits_for_release(cluster: Cluster, roo
     number = started(cluster, *GPU, "--nodelist=c1")
     root.requeue(number, hold=True)
     job = wait_until("it is back in the queue", lambda: root.job(number), lambda job: job.state == "PENDING")
-    assert (job.held, job.restarts, job.node_gpus) == (True, 1, ())
+    assert (job.is_held, job.restarts, job.node_gpus) == (True, 1, ())
     wait_until("its GPU is free", lambda: {node.name: node for node in root.nodes()}["c1"].gpus_used == GpuCount(0))
     root.release(number)
     cluster.wait_for_state(number, "RUNNING")
@@ -216,7 +216,7 @@ def test_requeue_of_running_jobs_spares_canceled_job(cluster: Cluster, root: Slu
     number = started(cluster, *GPU, "--nodelist=c1")
     root.requeue(number, hold=True, running=True)
     job = wait_until("it is back in the queue", lambda: root.job(number), lambda job: job.state == "PENDING")
-    assert (job.held, job.restarts) == (True, 1)
+    assert (job.is_held, job.restarts) == (True, 1)
 
 
 def test_cancel_ends_only_the_named_job_task_or_step(cluster: Cluster, root: SlurmClient) -> None:
@@ -250,7 +250,7 @@ def test_signal_reaches_the_batch_script(cluster: Cluster, root: SlurmClient) ->
     with pytest.raises(interface.UnknownJobError):
         root.signal(f"{number}.7", "USR1")
     root.cancel(f"{number}.batch")
-    wait_until("its script was killed", lambda: root.job(number).ended)
+    wait_until("its script was killed", lambda: root.job(number).has_ended)
     with pytest.raises(interface.AlreadyDoneError):
         root.signal(number, 10)
     waiting = cluster.submit(*CPU, "--hold", wrap="true")

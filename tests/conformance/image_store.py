@@ -16,7 +16,7 @@ from slurm_affinode.checkpoint.image import compression
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
-from slurm_affinode.checkpoint.store.transfer import How
+from slurm_affinode.checkpoint.store.transfer import CopyMode
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 LARGE = 1 << 18
@@ -29,7 +29,7 @@ class StoreKind:
     store: DirectoryStore
     other: DirectoryStore
     """Holds no image. Its copies are neither compressed nor written past the page cache."""
-    how: How
+    how: CopyMode
     """Settings of copies to ``store``."""
     manifest: Manifest
     run: LiveRun

@@ -57,7 +57,7 @@ class QuerySuite:
     def test_job_is_shown_by_number_and_by_name(self, site: SlurmSite, state: Literal["PENDING", "RUNNING"]) -> None:
         number = site.job(state)
         for job in (site.client.job(number), site.client.job(str(number)), site.client.job(number)):
-            assert (job.job_id, job.state, job.held) == (number, state, False)
+            assert (job.job_id, job.state, job.is_held) == (number, state, False)
         assert [job.state for job in site.client.jobs() if job.job_id == number] == [state]
 
     def test_unknown_job_is_reported(self, site: SlurmSite) -> None:
@@ -80,17 +80,17 @@ class ActionSuite(QuerySuite):
         number, client = site.job("PENDING"), site.client
         for _ in range(2):
             client.hold(number, by_user=True)
-            assert client.job(number).held
+            assert client.job(number).is_held
         for _ in range(2):
             client.release(number)
-            assert not client.job(number).held
+            assert not client.job(number).is_held
 
     def test_requeued_job_is_pending_and_cannot_be_requeued_again(self, site: SlurmSite) -> None:
         """A second request is an error and has no effect."""
         number, client = site.job("RUNNING"), site.client
         client.requeue(number, hold=True, running=True)
         job = site.until(lambda: client.job(number), lambda job: job.state == "PENDING")
-        assert (job.state, job.held, job.restarts) == ("PENDING", True, 1)
+        assert (job.state, job.is_held, job.restarts) == ("PENDING", True, 1)
         with pytest.raises(interface.InvalidStateError):
             client.requeue(number, hold=True)
         assert client.job(number).restarts == 1
@@ -174,4 +174,4 @@ class ActionOutageSuite(ActionSuite, OutageSuite):
                 with pytest.raises(interface.ControllerDownError):
                     change(client, number)
         job = client.job(number)
-        assert (job.state, job.held, job.comment) == (before.state, before.held, before.comment)
+        assert (job.state, job.is_held, job.comment) == (before.state, before.is_held, before.comment)

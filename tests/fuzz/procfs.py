@@ -450,7 +450,7 @@ def _descriptors() -> Iterator[Check]:
             put(f"{proc.base}/net/tcp", _bytes(tcp))
             put(f"{root}/locks", b"".join(b"1: -> " + _bytes(info) + b"\n" for _, info in links) + _bytes(unix))
             locks = file_locks.NodeFileLocks(root)
-            waiters = locks.awaited({7: locks.held([PID]) | {()}}, {7: (PID,)})
+            waiters = locks.awaited({7: locks.locks_of([PID]) | {()}}, {7: (PID,)})
             if any(pid <= 0 or pid == PID for pid in waiters.values()):
                 raise Wrong(f"{waiters}")
             with pidfd.Process(PID, proc=root) as process:
@@ -558,7 +558,7 @@ def _cgroups() -> Iterator[Check]:
             if memory.available != 50 * 1024 or not isinstance(memory.headroom, int | None):
                 raise Wrong(f"{memory}")
             uses = orphans.uses(finder, proc=root, cgroups=cgroups)
-            LinuxFreezer(root, cgroups).how((_member(),), 1)
+            LinuxFreezer(root, cgroups).mechanism((_member(),), 1)
             room = MemoryLimits(root / "records", proc=root, cgroups=cgroups).room(
                 job, pidfd.Id(PID, finder.started(PID) or 0)
             )

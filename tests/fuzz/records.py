@@ -452,7 +452,7 @@ def _scratch() -> Iterator[Check]:
                     raise Wrong("the file of another job was replaced")
                 _empty(root / "tmp")
                 record.path.unlink(missing_ok=True)
-            return bool(restored.made)
+            return bool(restored.inodes)
 
         try:
             yield check

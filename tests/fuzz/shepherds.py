@@ -141,7 +141,7 @@ class _Events:
     def signalled(self, job_id: int, number: int) -> None:
         """See ``ShepherdEvents``."""
 
-    def gone(self, job_id: int, link: Connection, status: int | None) -> None:
+    def on_disconnect(self, job_id: int, link: Connection, status: int | None) -> None:
         """See ``ShepherdEvents``."""
 
 

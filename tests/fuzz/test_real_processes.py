@@ -82,7 +82,7 @@ def test_process_name_does_not_affect_other_fields(name: str, zombie: bool) -> N
         me = (os.getuid(), os.getuid(), os.getuid(), os.getuid())
         member = LinuxProcesses().read(pid)
         assert member is not None
-        assert (member.parent, member.uid, member.gone) == (os.getpid(), os.getuid(), zombie)
+        assert (member.parent, member.uid, member.has_ended) == (os.getpid(), os.getuid(), zombie)
         with Process(pid) as held:
             assert member.pid_ns == int(held.status()["NSpid"].split()[-1])
         (process,) = inspection.collect(pid, pid).processes
@@ -213,7 +213,7 @@ READERS: dict[str, Callable[[Process], object]] = {
     "host memory": lambda process: cuda.host_bytes(process.pid),
     "cgroups": lambda process: cgroup_files(process.pid),
     "cgroups to freeze": lambda process: list(LinuxFreezer()._cgroups_of((process.pid,))),
-    "ended member": lambda process: LinuxFreezer().ended((process.pid,)),
+    "ended member": lambda process: LinuxFreezer().find_ended((process.pid,)),
     "waits": lambda process: waits((process.pid,)),
     "sockets": socket_inodes,
 }

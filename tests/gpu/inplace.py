@@ -74,7 +74,8 @@ class Slurm:
         values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__)
         values |= {
             "job_id": int(job), "user": "somebody", "uid": os.getuid(), "partitions": ("gpu",), "state": "RUNNING",
-            "held": False, "submit": datetime(2026, 1, 1, tzinfo=UTC), "node_count": 1, "requeue": True, "restarts": 0,
+            "is_held": False, "submit": datetime(2026, 1, 1, tzinfo=UTC), "node_count": 1, "requeue": True,
+            "restarts": 0,
             "tres_requested": {}, "tres_allocated": {}, "batch": True, "nodes": ("here",), "steps": (),
         }  # fmt: skip
         return Job(**values)

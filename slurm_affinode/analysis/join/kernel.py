@@ -314,7 +314,7 @@ def _timeline(cells: Cells) -> native.TimelineRecord:
         earliest=cells.earliest_start,
         latest=cells.latest_start,
         inside=cells.inside,
-        held=cells.held,
+        held=cells.is_held,
         owner_offset=cells.owner_offset,
         owners=cells.owners,
     )

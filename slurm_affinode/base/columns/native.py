@@ -38,7 +38,7 @@ class TextColumn(ctypes.Structure):
         ("count", ctypes.c_int64), ("views", ctypes.c_void_p), ("valid", ctypes.c_void_p), ("bit", ctypes.c_int64),
         ("buffers", ctypes.c_void_p), ("offset", ctypes.c_int32),
     ]  # fmt: skip
-    kept: Any
+    references: Any
 
 
 class Converted(ctypes.Structure):
@@ -48,7 +48,7 @@ class Converted(ctypes.Structure):
         ("values", ctypes.c_void_p), ("valid", ctypes.c_void_p), ("odd", ctypes.c_void_p), ("cells", ctypes.c_void_p),
         ("nulls", ctypes.c_int64), ("odds", ctypes.c_int64), ("base", ctypes.c_int64),
     ]  # fmt: skip
-    kept: Any
+    references: Any
 
 
 class TextViews(ctypes.Structure):
@@ -58,7 +58,7 @@ class TextViews(ctypes.Structure):
         ("codes", ctypes.c_void_p), ("views", ctypes.c_void_p), ("table", ctypes.c_void_p), ("mask", ctypes.c_uint64),
         ("count", ctypes.c_int64), ("far", ctypes.c_int64), ("base", ctypes.c_int64),
     ]  # fmt: skip
-    kept: Any
+    references: Any
 
 
 class Plan(ctypes.Structure):
@@ -153,7 +153,7 @@ def _column(cells: pl.Series) -> TextColumn:
         array.offset,
         ctypes.cast(places, ctypes.c_void_p),
     )
-    column.kept = array, places
+    column.references = array, places
     return column
 
 
@@ -171,12 +171,12 @@ def _result(count: int, dtype: npt.DTypeLike, *, odd: bool = True) -> Converted:
     values, valid = np.empty(count, dtype), np.zeros((count + 7) // 8, np.uint8)
     rows, cells = (np.empty(count if odd else 0, kind) for kind in (np.int64, _VIEW))
     result = Converted(values.ctypes.data, valid.ctypes.data, rows.ctypes.data, cells.ctypes.data)
-    result.kept = values, valid, rows, cells
+    result.references = values, valid, rows, cells
     return result
 
 
 def _series(result: Converted, name: str, kind: pa.DataType, *texts: pa.Buffer) -> pl.Series:
-    values, valid, *_ = result.kept
+    values, valid, *_ = result.references
     buffers = [pa.py_buffer(valid) if result.nulls else None, pa.py_buffer(values), *texts]
     return pl.Series(name, pl.from_arrow(pa.Array.from_buffers(kind, len(values), buffers, result.nulls)))
 
@@ -187,7 +187,7 @@ def _quick(function: str, cells: pl.Series, kind: pa.DataType, *arguments: objec
     column, result = _column(cells), _result(len(cells), np.float64 if kind == pa.float64() else np.int64)
     result.cells = None
     getattr(code, function)(byref(column), byref(result), *arguments)
-    return Quick(_series(result, cells.name, kind), result.kept[2][: result.odds])
+    return Quick(_series(result, cells.name, kind), result.references[2][: result.odds])
 
 
 def decimals(cells: pl.Series, suffix: str = "") -> Quick | None:
@@ -314,12 +314,12 @@ def read(
     columns: dict[str, Column] = {}
     for name, kind in kinds.items():
         if kind is Kind.TEXTS:
-            columns[name] = Encoded(name, _copied(code, texts[name], name, text), pl.Series(texts[name].kept[0]))
+            columns[name] = Encoded(name, _copied(code, texts[name], name, text), pl.Series(texts[name].references[0]))
         elif type_results := results[name]:
             values = tuple(
                 _series(result, name, type_) for result, (_, type_) in zip(type_results, _RESULTS[kind], strict=True)
             )
-            odd, views = type_results[0].kept[2:]
+            odd, views = type_results[0].references[2:]
             rows = odd[: type_results[0].odds].copy()
             cells = _text(views[: len(rows)].copy(), len(rows), buffer)
             ids = _copied(code, texts[name], name, text) if name in texts else None
@@ -330,14 +330,14 @@ def read(
 def _texts(count: int, *, encoded: bool) -> TextViews:
     codes, views = np.empty(count if encoded else 0, np.uint32), np.empty(count, _VIEW)
     text_views = TextViews(codes.ctypes.data if encoded else None, views.ctypes.data)
-    text_views.kept = codes, views
+    text_views.references = codes, views
     return text_views
 
 
 def _copied(code: ctypes.CDLL, texts: TextViews, name: str, text: bytes) -> pl.Series:
     count = texts.count
     result, copies = _result(count, _VIEW, odd=False), np.empty(texts.far, np.uint8)
-    views = result.kept[0]
-    views[:] = texts.kept[1][:count]
+    views = result.references[0]
+    views[:] = texts.references[1][:count]
     result.nulls = code.copies(text, views.ctypes.data, count, result.valid, copies.ctypes.data)
     return _series(result, name, pa.string_view(), pa.py_buffer(copies))

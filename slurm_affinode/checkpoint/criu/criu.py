@@ -275,7 +275,7 @@ class Criu:
         majors = device_files.majors()
         for _, member in space.processes():
             with contextlib.suppress(ProcessGoneError):
-                if member.id not in tree.forked and (name := device_files.held(member, majors)) is not None:
+                if member.id not in tree.forked and (name := device_files.find_device_file(member, majors)) is not None:
                     raise DumpFailed(f"process {member.pid} has {name} open, and has not inherited it")
         return device_files.environment(majors)
 

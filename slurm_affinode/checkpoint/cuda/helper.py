@@ -30,7 +30,7 @@ from slurm_affinode.checkpoint.cuda.driver import (
 )
 from slurm_affinode.checkpoint.cuda.features import ENTRY_POINTS
 
-GONE = "CUDA_ERROR_OPERATING_SYSTEM"
+UNKNOWN_PROCESS = "CUDA_ERROR_OPERATING_SYSTEM"
 """The error of drivers for a PID that does not exist."""
 AT_ONCE = 16
 """Processes whose memory is moved at the same time."""
@@ -119,7 +119,7 @@ def _at_once(pids: list[int], move: Callable[[int], object]) -> None:
                 move(pid)
                 process.check()
         except ProcessGoneError:
-            raise DriverCallError(GONE, pid) from None
+            raise DriverCallError(UNKNOWN_PROCESS, pid) from None
         except DriverCallError as error:
             raise DriverCallError(str(error), pid) from None
 
@@ -154,7 +154,7 @@ def answer(driver: Driver, line: str) -> str:
         else:
             reply = {"ok": call(driver, **request)}
     except ProcessGoneError:
-        reply = {"cuda": GONE}
+        reply = {"cuda": UNKNOWN_PROCESS}
     except DriverCallError as error:
         reply = {"cuda": str(error)} | ({} if error.pid is None else {"pid": error.pid})
     except NotAvailableError as error:

@@ -106,7 +106,7 @@ def _is_part(mapping: _Mapping, other_mapping: _Mapping) -> bool:
     )
 
 
-def held(process: Process, numbers: Collection[int]) -> str | None:
+def find_device_file(process: Process, numbers: Collection[int]) -> str | None:
     """Return the name of a device file that the process has open or mapped, or ``None``.
 
     ``numbers``: the major numbers of such files. Raises ``ProcessGoneError``, ``OSError``.

@@ -68,9 +68,9 @@ NOT_SEARCHED = ScratchSearchResult()
 class ScratchRestored:
     """The result of a restore."""
 
-    made: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    inodes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Path -> device and inode of the file that was created."""
-    kept: Sequence[str] = ()
+    kept_paths: Sequence[str] = ()
     """Paths of existing files with other contents, which were not replaced."""
     tied: bool = False
     """The files were not copied."""
@@ -201,7 +201,7 @@ class ScratchFiles:
             return ScratchRestored(tied=scratch_index.tied is not None)
         names = {file.full for file in scratch_index.files}
         check = time_limit(timeout_s, "files of the job")
-        created = {path: value for path, value in record.known().created.items() if path in names}
+        created = {path: value for path, value in record.read_or_default().created.items() if path in names}
         inodes: Mapping[str, tuple[int, int]] = {}
         try:
             with ExitStack() as stack:
@@ -223,7 +223,7 @@ class ScratchFiles:
                     leftovers=Leftovers(created, user.uid, used),
                     check=check,
                 )
-                inodes = maker.made
+                inodes = maker.inodes
                 failure = as_user(user, maker.make)
                 # Before the contents: if the agent is killed meanwhile, the next restore finds partial files.
                 record.write(lambda facts: replace(facts, created={**created, **maker.identities}))
@@ -234,7 +234,7 @@ class ScratchFiles:
         if failure is not None:
             self.remove(init, inodes, user)
             raise RestoreInterrupted(f"a node-local file cannot be restored: {failure}")  # another node may have room
-        return ScratchRestored(inodes, maker.kept)
+        return ScratchRestored(inodes, maker.kept_paths)
 
     def remove(self, init: Id, inodes: Mapping[str, tuple[int, int]], user: User) -> None:
         """Remove the files that ``restore_files`` has created, after a failed restore. Never raises."""

@@ -74,7 +74,7 @@ class ScratchRecord:
             raise RecordError(f"{self.path}: cannot be read: {one_line(str(error))}", hint=hint) from None
         return facts if facts.uid == self.uid and facts.submit <= self.submit else empty
 
-    def known(self) -> ScratchFacts:
+    def read_or_default(self) -> ScratchFacts:
         """Return the facts as ``read`` does, but none, with a warning, if the record cannot be read."""
         try:
             return self.read()

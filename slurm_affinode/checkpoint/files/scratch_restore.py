@@ -77,9 +77,9 @@ class Maker:
     leftovers: Leftovers
     """Files that may be replaced."""
     check: Check
-    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    inodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path -> device and inode of the file that was created."""
-    kept: list[str] = field(default_factory=list)
+    kept_paths: list[str] = field(default_factory=list)
     """Paths of existing files that were not replaced."""
     identities: dict[str, FileIdentity] = field(default_factory=dict)
     """Path -> the regular file that was created."""
@@ -93,7 +93,7 @@ class Maker:
     def fill(self) -> str | None:
         """Set contents, modes and times of created files; return the first failure, if any."""
         # Directories last, from the bottom: files in them change their times, and they may be read-only.
-        created = [file for file in self.files if file.full in self.made]
+        created = [file for file in self.files if file.full in self.inodes]
         files = [file for file in created if file.kind != "directory"]
         return self._call_for_all(
             [*files, *(file for file in reversed(created) if file.kind == "directory")], self._fill
@@ -120,7 +120,7 @@ class Maker:
                 return
         except (NotADirectoryError, _InTheWayError):
             pass
-        self.kept.append(file.full)
+        self.kept_paths.append(file.full)
 
     def _is_owned(self, place: str, path: PurePosixPath) -> bool:
         """Return whether only the user and root may exchange the entries of a directory. Raises ``OSError``."""
@@ -200,7 +200,7 @@ class Maker:
             facts, identity = os.fstat(fd), FileIdentity.of(fd)
         finally:
             os.close(fd)
-        self.made[file.full] = facts.st_dev, facts.st_ino
+        self.inodes[file.full] = facts.st_dev, facts.st_ino
         if identity is not None and file.kind in ("file", "link"):
             self.identities[file.full] = identity
 
@@ -217,7 +217,7 @@ class Maker:
             fd = os.open(name, flags, dir_fd=parent)
         try:
             facts, mode = os.fstat(fd), file.mode
-            if (facts.st_dev, facts.st_ino) != self.made[file.full]:
+            if (facts.st_dev, facts.st_ino) != self.inodes[file.full]:
                 raise OSError(errno.EEXIST, "was replaced while it was created")
             if file.kind == "file":
                 local_files.copy_range(self.data, fd, file.size, source_at=file.at, check=self.check)

@@ -68,7 +68,7 @@ class ScratchSearch:
     owner: User
     periods: Sequence[tuple[float, float]]
     """When the job ran on this node, in epoch seconds."""
-    others: str | None
+    other_jobs_reason: str | None
     """Why other jobs of the user may have created files meanwhile; ``None``: there were none."""
     proc: Path
 
@@ -108,7 +108,7 @@ class ScratchSearch:
                 ended = status.get("State", "")[:1] in {"Z", "X"} and status.get("Threads") == "1"
                 if process.pid not in job_pids and not ended and str(self.owner.uid) in status.get("Uid", "").split():
                     return "other processes of its user run on this node, and may have created some of them"
-        return self.others
+        return self.other_jobs_reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,7 +324,7 @@ class CriuMessage:
 
     text: str
     """A part of the message as it is in the program, with its conversions (``%d``, ``%s``)."""
-    at: str
+    operation: str
     """``dump`` or ``restore``."""
     source: str
     """The file of CRIU, or its library."""
@@ -356,5 +356,5 @@ def table() -> tuple[CriuMessage, ...]:
 
 def prediction(log: str) -> tuple[str, ...] | None:
     """Return the checks that predict an error in the log of a restore; ``None`` if it is to be retried."""
-    restores = (row for row in table() if row.at == "restore" and row.checks)
+    restores = (row for row in table() if row.operation == "restore" and row.checks)
     return next((restore.checks for restore in restores if restore.matches(log)), None)

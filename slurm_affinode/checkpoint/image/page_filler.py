@@ -76,7 +76,7 @@ class _Place:
         self.memory, self.uffd, self.pages = memory, uffd, pages
         self._offsets = [run.offset for run in memory.runs]
         self._addresses = [run.address for run in memory.runs]
-        self.left = sum(run.length for run in memory.runs)
+        self.unread_bytes = sum(run.length for run in memory.runs)
         """Bytes not placed yet. ``Filler`` locks it."""
         self._delivered: dict[int, bytes] = {}
         """Pages delivered on a fault, by address. They are read separately from those that are verified."""
@@ -226,7 +226,7 @@ class Filler:
             self._fail(f"the memory of process {place.memory.pid} cannot be filled: {error.strerror}")
         finally:
             with self._lock:
-                place.left -= placed
+                place.unread_bytes -= placed
                 self._taking -= 1
                 self._lock.notify_all()
 
@@ -251,8 +251,8 @@ class Filler:
         for place in self._places.values():
             if place.changed:
                 raise ImageDamaged(f"{CRIU}/{place.memory.file}: its contents change while it is read")
-            if place.left > 0:
-                self._fail(f"{place.left} bytes of process {place.memory.pid} were not read")
+            if place.unread_bytes > 0:
+                self._fail(f"{place.unread_bytes} bytes of process {place.memory.pid} were not read")
         self._check()
 
     def _move(self) -> None:

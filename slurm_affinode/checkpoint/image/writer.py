@@ -38,7 +38,7 @@ class Place:
     store: str
     owner: int
     key: bytes
-    done: Callable[[], None]
+    on_close: Callable[[], None]
     """Called when the writer is closed, whether the image is complete or not."""
 
 
@@ -253,7 +253,7 @@ class ImageWriter:
             self._writeback.close()
         for fd in (self.criu_fd, self._fd, self._place.job_fd):
             os.close(fd)
-        self._place.done()
+        self._place.on_close()
 
     def __enter__(self) -> ImageWriter:
         """Return the writer."""

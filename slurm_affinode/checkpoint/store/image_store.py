@@ -29,7 +29,7 @@ from slurm_affinode.checkpoint.image.verifier import NamedPages, named, same_con
 from slurm_affinode.checkpoint.image.writer import CRIU, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages, Usage
 from slurm_affinode.checkpoint.store.entries import BAD, GONE, JOB, Entries, number
-from slurm_affinode.checkpoint.store.transfer import How, Stopped, copy_files, shorten
+from slurm_affinode.checkpoint.store.transfer import CopyMode, Stopped, copy_files, shorten
 from slurm_affinode.core.suspension import of_this_run, owns
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
@@ -63,7 +63,7 @@ class Budget:
         """Return whether space is reserved for the image."""
         return image in self._promised
 
-    def left(self, usage: Usage) -> int:
+    def available_bytes(self, usage: Usage) -> int:
         """Return the bytes left for an image; negative if the limits are exceeded."""
         promised = self._sum()
         free = usage.free - self.reserve - promised
@@ -220,7 +220,7 @@ def _belongs_to_any(facts: Manifest, runs: Sequence[LiveRun]) -> bool:
 
 T = TypeVar("T")
 _PATIENTLY, _OR_FULL = Patiently(), Patiently(full=True)
-_PLAIN = How(Limiter(0))
+_PLAIN = CopyMode(Limiter(0))
 _NONE: Mapping[str, int] = {}
 
 
@@ -297,7 +297,7 @@ class DirectoryStore:
     def room(self) -> int:
         """Return the bytes left for an image; negative if the limits are exceeded."""
         with self._mutex:
-            return self.budget.left(self.usage())
+            return self.budget.available_bytes(self.usage())
 
     @_OR_FULL
     def usage(self) -> Usage:
@@ -494,7 +494,7 @@ class DirectoryStore:
 
     # --- copying
 
-    def copy(self, image: Image, to: DirectoryStore, mode: How = _PLAIN) -> Image:
+    def copy(self, image: Image, to: DirectoryStore, mode: CopyMode = _PLAIN) -> Image:
         """Copy an image to another store and verify it during the copy. Continues an interrupted copy.
 
         An identical complete copy is left unchanged. Raises ``NoRoom``, ``ImageDamaged`` if the source is damaged, and

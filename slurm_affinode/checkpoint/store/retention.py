@@ -35,12 +35,12 @@ class Tier:
     """Whether it is written past the page cache."""
     level: int = 0
     """zstd level for copies to this tier; 0: not compressed."""
-    left: Callable[[], int | None] = lambda: None
+    available_bytes: Callable[[], int | None] = lambda: None
     """Bytes available beyond the limits of the store (host memory); ``None``: no other limit."""
 
     def room(self) -> int:
         """Return the bytes available for images; negative if the tier is over its limit."""
-        room, free = self.store.room(), self.left()
+        room, free = self.store.room(), self.available_bytes()
         return room if free is None else min(room, free - self.store.budget.promised)
 
 
@@ -99,7 +99,7 @@ class Retention:
         tier.store.check_room(uid, count, freeable=0 if tier.room() >= count else self._freeable(tier))
 
     def _freeable(self, tier: Tier) -> int:
-        return sum(candidate.held for candidate, _ in self._candidates(tier))
+        return sum(candidate.held_bytes for candidate, _ in self._candidates(tier))
 
     def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
         """Make room for a new image. Raises ``NoRoom``."""
@@ -113,7 +113,7 @@ class Retention:
     def _make_room(self, tier: Tier, incoming: TierImage, name: str) -> None:
         with self._lock:
             room = tier.room()
-            need = incoming.size - incoming.held
+            need = incoming.size - incoming.held_bytes
             if room >= need or tier.shared:
                 return
             candidates = self._candidates(tier, replaced=name if incoming.name != name else None)
@@ -137,7 +137,7 @@ class Retention:
 
     def _lack(self, tier: Tier) -> int:
         """Return the bytes that must be freed."""
-        free = tier.left()
+        free = tier.available_bytes()
         lack = 0 if free is None or free > 0 else digest.BLOCK - free
         if not self._relieved:
             with suppress(CheckpointError):  # the store cannot be read
@@ -212,7 +212,7 @@ class Retention:
 
     # --- what is known of the tiers
 
-    def held(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> TierImage:
+    def describe_copy(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> TierImage:
         """Describe an image to be copied to a tier, with the bytes already there.
 
         ``expected_s``: seconds until it is needed.

@@ -29,7 +29,7 @@ from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, ImageUnanswered, NoRoom, Pages
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.store.retention import Copy, Retention, Tier
-from slurm_affinode.checkpoint.store.transfer import How
+from slurm_affinode.checkpoint.store.transfer import CopyMode
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 
@@ -40,7 +40,7 @@ class _Pull(Limiter):
         super().__init__(0)
         self._limiter = limiter
         self.needed = threading.Event()
-        self.over = threading.Event()
+        self.end_event = threading.Event()
 
     def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
         """See ``Limiter``."""
@@ -66,7 +66,7 @@ class Pulls:
         while (running_pull := self._first(image, new_pull)) is not new_pull:
             if needed:
                 running_pull.needed.set()
-            running_pull.over.wait()
+            running_pull.end_event.wait()
         if needed:
             new_pull.needed.set()
         try:
@@ -74,7 +74,7 @@ class Pulls:
         finally:
             with self._lock:
                 del self._under_way[image]
-            new_pull.over.set()
+            new_pull.end_event.set()
 
     def _first(self, image: tuple[str, int], new_pull: _Pull) -> _Pull:
         with self._lock:
@@ -347,7 +347,7 @@ class Tiers:
     ) -> Copy:
         """Copy an image to another tier, verified on the way. Raises ``CheckpointError``, also if it is stopped."""
         facts = copy.image.manifest
-        mode = How(
+        mode = CopyMode(
             limiter,
             # On the way out, a recent dump on the disk is in the page cache; on the way back, it is read only once.
             read_direct=copy.tier.shared or not to.durable,
@@ -356,7 +356,7 @@ class Tiers:
             stop=stop,
         )
         with self.pinned(copy):
-            self.retention.make_room_for(to, self.retention.held(copy, to))
+            self.retention.make_room_for(to, self.retention.describe_copy(copy, to))
             began = time.monotonic()
             try:
                 new_image = copy.tier.store.copy(copy.image, to.store, mode)
@@ -436,9 +436,9 @@ class Tiers:
                 present = next((source for source in self._copies_of(copy.image.manifest) if source.tier is tier), None)
                 if present is not None:  # brought here while this call waited for its turn
                     return present
-                tier_image = self.retention.held(copy, tier, expected_s=expected_s)
+                tier_image = self.retention.describe_copy(copy, tier, expected_s=expected_s)
                 try:
-                    if not self.retention.may_take(tier, tier_image.size - tier_image.held):
+                    if not self.retention.may_take(tier, tier_image.size - tier_image.held_bytes):
                         continue
                     with suppress(NoRoom):
                         self.retention.make_room_for(tier, tier_image)
@@ -556,7 +556,7 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, promised: Callable
         raise CheckpointError(
             f"{path}: is on a tmpfs without a limit, so that its free space is unknown", hint="mount it with size="
         )
-    return Tier("memory", store, durable=False, left=free_bytes)
+    return Tier("memory", store, durable=False, available_bytes=free_bytes)
 
 
 def _existing_store(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:

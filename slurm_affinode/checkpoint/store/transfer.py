@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class CopyMode:
     """Settings of a copy."""
 
     limiter: block_io.Limiter
@@ -48,7 +48,7 @@ class How:
     """Checked between blocks; the partial copy is kept and can be resumed."""
 
 
-def _packs(fact: FileFact, mode: How) -> bool:
+def _packs(fact: FileFact, mode: CopyMode) -> bool:
     return mode.level > 0 and fact.size >= compression.LEAST
 
 
@@ -79,7 +79,7 @@ class _Crew:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._why: list[BaseException] = []
-        self.over = threading.Event()
+        self.stop_event = threading.Event()
 
     def each(self, do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
         """As ``_Each``, concurrently.
@@ -92,14 +92,14 @@ class _Crew:
                 return do(thing)
             except BaseException as error:
                 self._why.append(error)
-                self.over.set()
+                self.stop_event.set()
                 raise
 
         under_way = [self._executor.submit(attempt, thing) for thing in things]
         try:
             wait(under_way, return_when=FIRST_EXCEPTION)
         except BaseException:
-            self.over.set()
+            self.stop_event.set()
             raise
         finally:
             for future in under_way:
@@ -119,7 +119,7 @@ def _source_errors() -> Iterator[None]:
         raise ImageDamaged(f"cannot be read: {error.strerror}") from None
 
 
-def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, mode: How) -> None:
+def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, mode: CopyMode) -> None:
     """Copy all files in the manifest, and sync everything but the names.
 
     Raises ``ImageDamaged`` if the source does not match the manifest, ``OSError`` of the target's file system, and
@@ -142,7 +142,7 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
             root_directory.write(target_fd, name, data)
         source_names = {False: set(root_directory.names(source_fd)), True: set(root_directory.names(criu_from))}
         crew, stop = _Crew(executor), mode.stop
-        mode = replace(mode, stop=lambda: crew.over.is_set() or stop())
+        mode = replace(mode, stop=lambda: crew.stop_event.is_set() or stop())
 
         def copy_of(fact: FileFact) -> _Copy:
             inner = fact.path.startswith(f"{CRIU}/")
@@ -219,13 +219,13 @@ class _Copy:
     source_at: int
     target_at: int
     owner: int
-    how: How
+    mode: CopyMode
     packed: bool
     """Whether the source is compressed."""
 
     def run(self, each: _Each, opened: list[int]) -> None:
         """Copy the file by blocks. Its descriptor is added to ``opened``; the caller syncs and closes it."""
-        size, packs = self.fact.size, _packs(self.fact, self.how)
+        size, packs = self.fact.size, _packs(self.fact, self.mode)
         name, length = (
             (self.name + compression.SUFFIX, compression.packed_size(size)) if self.packed else (self.name, size)
         )
@@ -237,7 +237,7 @@ class _Copy:
             blocks = compression.blocks_begun(begun) if packs else begun // digest.BLOCK
             # Blocks are written by several threads, so the last ones before the end may have holes.
             kept_blocks = max(0, blocks - 2 * _threads()) if begun < whole else digest.count(size)
-            if size >= _DIRECT_FROM and self.how.read_direct and not self.packed:
+            if size >= _DIRECT_FROM and self.mode.read_direct and not self.packed:
                 block_io.past_cache(source)
             if self._copy(source, target, kept_blocks, each) != self.fact.digest:
                 again = kept_blocks > 0 and self._copy(source, target, 0, each) == self.fact.digest
@@ -260,7 +260,7 @@ class _Copy:
 
     def _copy(self, source: int, target: int, kept_blocks: int, each: _Each) -> str:
         """Copy the blocks from ``kept_blocks`` on, read those before it in place, and return the digest of all."""
-        size, packs = self.fact.size, _packs(self.fact, self.how)
+        size, packs = self.fact.size, _packs(self.fact, self.mode)
         # Ranges skipped because they are zero must be holes.
         end = (
             compression.packed_size(kept_blocks * digest.BLOCK) if packs and kept_blocks else kept_blocks * digest.BLOCK
@@ -268,18 +268,18 @@ class _Copy:
         _resize(target, min(compression.packed_size(size) if packs else size, end))
         if size >= _DIRECT_FROM and not packs:
             # Kept blocks are read through the cache, by other threads, from the same descriptor.
-            block_io.past_cache(target, on=self.how.write_direct and not kept_blocks)
+            block_io.past_cache(target, on=self.mode.write_direct and not kept_blocks)
         digest_of = compression.block if packs else digest.block
 
         def transfer_block(number: int) -> bytes:
-            if self.how.stop():
+            if self.mode.stop():
                 raise Stopped
             if number < kept_blocks:
                 block_digest = digest_of(self.kind, target, number, size)
             else:
                 block_digest = self._copy_block(source, target, number)
-            if self.how.progress is not None:
-                self.how.progress(min(size, (number + 1) * digest.BLOCK) - number * digest.BLOCK)
+            if self.mode.progress is not None:
+                self.mode.progress(min(size, (number + 1) * digest.BLOCK) - number * digest.BLOCK)
             return block_digest
 
         try:
@@ -292,7 +292,7 @@ class _Copy:
     def _copy_block(self, source: int, target: int, number: int) -> bytes:
         """Copy the parts of a block that are not zero, and return the hash of the whole block."""
         state, buffer = self.kind.new(), block_io.buffer()
-        packs = _packs(self.fact, self.how)
+        packs = _packs(self.fact, self.mode)
         begin, end = number * digest.BLOCK, min(self.fact.size, (number + 1) * digest.BLOCK)
         position = begin
         with _source_errors():
@@ -304,8 +304,8 @@ class _Copy:
             _add_zeros(state, start - position)
             for offset in range(start, stop, block_io.CHUNK):
                 length = min(block_io.CHUNK, stop - offset)
-                self.how.limiter.pass_(length, self.how.stop)
-                if self.how.stop():
+                self.mode.limiter.pass_(length, self.mode.stop)
+                if self.mode.stop():
                     raise Stopped
                 with _source_errors():
                     if self.packed:
@@ -314,7 +314,7 @@ class _Copy:
                         raise EOFError
                 state.update(buffer.view[:length])
                 if packs and not buffer.zero(0, length):
-                    compression.write(target, number, offset - begin, buffer.view[:length], self.how.level)
+                    compression.write(target, number, offset - begin, buffer.view[:length], self.mode.level)
                 elif not packs:
                     for first, last in block_io.runs(buffer, length):
                         block_io.write_from(target, buffer, first, last, offset + first)

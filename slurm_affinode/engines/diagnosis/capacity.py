@@ -53,7 +53,7 @@ def estimate(series: EngineSeries) -> Capacity:
     demand = float(np.median(usage_per_request)) if len(usage_per_request) else _demand_by_length(series)
     full: float | None = None
     at_wait: float | None = None
-    if series.known("kv_usage"):
+    if series.is_exported("kv_usage"):
         full = MAX_LEVEL if demand is None else float(np.clip(1 - demand, MIN_LEVEL, MAX_LEVEL))
         configured = series.value("max_running")
         below = ~(running >= configured)
@@ -222,7 +222,7 @@ def _recomputed_share(series: EngineSeries, first: int, last: int, count: float,
 class _CalmIntervals:
     """The intervals without preemption in which requests ran and output is known."""
 
-    at: Integers
+    positions: Integers
     """Positions of the samples that end them."""
     tokens: Floats
     spans: Floats
@@ -240,7 +240,7 @@ class _CalmIntervals:
 
         Without such intervals there is nothing to compare with: ``None``.
         """
-        count = int(np.searchsorted(self.at, last, side="right"))
+        count = int(np.searchsorted(self.positions, last, side="right"))
         if count < _ENOUGH:
             return None
         running = self.running[:count]

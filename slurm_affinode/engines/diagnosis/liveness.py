@@ -130,7 +130,7 @@ def outages(series: EngineSeries) -> list[Outage]:
     if not failed.any():
         return []
     edges = np.flatnonzero(np.diff(np.concatenate([[0], failed.astype(np.int8), [0]])))
-    slowest = float(np.nanmax(series.value("scrape_s"))) if series.known("scrape_s") else 0.0
+    slowest = float(np.nanmax(series.value("scrape_s"))) if series.is_exported("scrape_s") else 0.0
     restarted = set(series.reached[series.restarts].tolist())
     times = series.all_times
     interruptions = []
@@ -142,7 +142,7 @@ def outages(series: EngineSeries) -> list[Outage]:
         patience = max(TIMEOUT_STEPS * series.step_s, TIMEOUT_S, 10 * slowest)
         ended = refused >= REFUSED_SCRAPES and refused * 2 >= last - first + 1
         # The same process, by its start time, responded again: the network or a proxy was down.
-        if again and (not ended or series.known("start_time")):
+        if again and (not ended or series.is_exported("start_time")):
             continue
         if ended or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
             listening = sum(error == NO_RESPONSE for error in series.errors[first : last + 1])

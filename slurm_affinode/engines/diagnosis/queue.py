@@ -307,7 +307,7 @@ def _request_s(series: EngineSeries, first: int, last: int) -> float | None:
     """Return the mean time in which the engine processes a request, without its time in the queue."""
     finished = _served(series, first, last)
     work = [series.sum_of(name, first, last) for name in ("prefill_s", "decode_s")]
-    if finished and None not in work and series.known("finished"):
+    if finished and None not in work and series.is_exported("finished"):
         return sum(seconds or 0.0 for seconds in work) / finished
     output = series.ratio_of("generation_length", "generation_length_count", first, last)
     each = series.ratio_of("token_latency_s", "token_latency_count", first, last)
@@ -358,7 +358,9 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
 def _limit_evidence(series: EngineSeries, capacity: Capacity, growth: Growth) -> Evidence:
     part = slice(growth.first, growth.last + 1)
     full, batch = float(capacity.kv_full[part].mean()), float(capacity.batch_full[part].mean())
-    limit_known = series.known("kv_usage") or series.known("preemptions") or capacity.batch_limit is not None
+    limit_known = (
+        series.is_exported("kv_usage") or series.is_exported("preemptions") or capacity.batch_limit is not None
+    )
     share = max(full, batch)
     return evidence("queue-unstable.limit-batch" if batch > full else "queue-unstable.limit",
                     share * 100 if limit_known else None, 0.2, share=share, limit=capacity.batch_limit,

@@ -119,7 +119,7 @@ class EngineSeries:
             self._values[name] = np.where(np.isfinite(column), column, np.nan)
         return self._values[name]
 
-    def known(self, name: str) -> bool:
+    def is_exported(self, name: str) -> bool:
         """Return whether the metric was ever exported."""
         return bool(np.isfinite(self.value(name)).any())
 
@@ -142,7 +142,7 @@ class EngineSeries:
         before = np.concatenate([[np.nan], start[:-1]]) if len(self) else start
         finite = np.isfinite(start) & np.isfinite(before)
         moved = finite & (np.abs(start - before) > 1)
-        counts = [self.value(name) for name in _RESTART if self.known(name)]
+        counts = [self.value(name) for name in _RESTART if self.is_exported(name)]
         if counts:
             table = np.vstack(counts)
             earlier = np.concatenate([np.full((len(counts), 1), np.nan), table[:, :-1]], axis=1)
@@ -312,7 +312,7 @@ def _by_counters(series: EngineSeries) -> Integers | None:
     ``None``: there is one process, or they cannot be separated. A scrape is of the process whose counters have grown
     least since. Before the counters fall for the first time, those of two processes look like a jump of one.
     """
-    restart_values = [series.value(name) for name in _RESTART if series.known(name)]
+    restart_values = [series.value(name) for name in _RESTART if series.is_exported(name)]
     if not series.disordered or not restart_values:
         return None
     counts = np.log1p(np.vstack(restart_values).T)

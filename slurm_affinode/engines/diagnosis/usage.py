@@ -99,7 +99,7 @@ def _idle(health: EngineHealth, series: EngineSeries, figure: str) -> float | No
     """Return a figure added up over the idle times; 0 only if it is known that there were none."""
     idle = [dict(diagnosis.figures).get(figure) for diagnosis in health.diagnoses if diagnosis.kind == "idle"]
     if not idle:
-        observed = series.known("running") or bool(np.isfinite(series.progress).any())
+        observed = series.is_exported("running") or bool(np.isfinite(series.progress).any())
         return 0.0 if observed else None
     values = [value for value in idle if value is not None]
     return sum(values) if len(values) == len(idle) else None

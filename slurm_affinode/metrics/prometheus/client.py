@@ -68,7 +68,7 @@ class Client:
         """Return the result of ``/api/v1/query`` for a range selector: series with the ``values`` as scraped."""
         return self._series("query", {"query": query, "time": _seconds(at_ms)}, "matrix")
 
-    def over(self, query: str, since_ms: int, until_ms: int, step_ms: int) -> list[dict[str, Any]]:
+    def query_range(self, query: str, since_ms: int, until_ms: int, step_ms: int) -> list[dict[str, Any]]:
         """Return the result of ``/api/v1/query_range``; both ends are included."""
         params = {"query": query, "start": _seconds(since_ms), "end": _seconds(until_ms), "step": _seconds(step_ms)}
         return self._series("query_range", params, "matrix")

@@ -93,9 +93,9 @@ def ingest(
             for window in run.windows(metrics):
                 run.take(window, writer.add)
         totals = writer.totals
-    if run.failure is not None and run.at == question.since_ms:
+    if run.failure is not None and run.position_ms == question.since_ms:
         raise run.failure
-    return ImportOutcome(run.summary(started, now(), metrics, totals, store), _moment(run.at), run.failure)
+    return ImportOutcome(run.summary(started, now(), metrics, totals, store), _moment(run.position_ms), run.failure)
 
 
 class _Run:
@@ -119,7 +119,7 @@ class _Run:
         self._advance = advance
         self._seen_files = SeenFiles(reader.checked, reader.table)
         self._additions: list[Taken] = []
-        self.at = question.since_ms
+        self.position_ms = question.since_ms
         self.failure: AffinodeError | None = None
 
     def windows(self, metrics: ServerMetrics) -> Iterator[Window]:
@@ -127,12 +127,12 @@ class _Run:
         try:
             for window in self._reader.windows(metrics):
                 yield window
-                self.at = window.until_ms
+                self.position_ms = window.until_ms
                 self._advance(window.until_ms - window.since_ms)
         except AffinodeError as error:
             self.failure = error
         else:
-            self.at = self._reader.question.until_ms
+            self.position_ms = self._reader.question.until_ms
 
     def take(self, window: Window, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
         """Pass a window to the store."""
@@ -195,8 +195,8 @@ class _Run:
                 f"none of its {notes.problem_count} series can be used: {notes.problems[0].reason}", where=notes.name
             )
         matching = _shown(question.matchers)
-        if metrics.other:
-            has = f" (it has {', '.join(metrics.other[:5])})"
+        if metrics.other_metrics:
+            has = f" (it has {', '.join(metrics.other_metrics[:5])})"
             lacks = f"has no {self._of.item} that is known {span}{matching}{has}"
             return NoSamplesError(lacks, where=notes.name, hint=self._of.hint)
         lacks = f"has no {self._of.samples} {span}{matching}"

@@ -153,7 +153,7 @@ class ServerMetrics:
 
     names: tuple[str, ...]
     """Metrics in the alias table; of several for one field, the one that takes precedence comes last."""
-    other: tuple[str, ...] = ()
+    other_metrics: tuple[str, ...] = ()
     """GPU metrics that are not read."""
     matchers: Mapping[str, tuple[Matcher, ...]] = field(default_factory=dict)
     """Name of a metric -> further conditions on its series."""
@@ -206,7 +206,7 @@ def _present(client: Client, question: Question, name: str) -> bool:
     since, until = question.since_ms // 1000 * 1000, question.until_ms // 1000 * 1000
     step = max(1000, (until - since) // 1_000_000 * 1000)
     try:
-        series = client.over(selector(name, question.matchers), since, until, step)
+        series = client.query_range(selector(name, question.matchers), since, until, step)
     except (RefusedError, TooMuchError):
         return True
     return bool(series)
@@ -263,7 +263,7 @@ class QueryReader:
     def windows(self, metrics: ServerMetrics) -> Iterator[Window]:
         """Yield the samples of ``metrics``."""
         question = self.question
-        for name in metrics.other:
+        for name in metrics.other_metrics:
             self.notes.unknown[name] += 1
         if not metrics.names:
             return
@@ -366,7 +366,7 @@ class QueryReader:
         last = (until - 1) // self._step_ms * self._step_ms
         if (last - first) // self._step_ms >= POINTS_PER_SERIES:
             raise TooMuchError(f"{self.client.server.url}: a window of too many points")
-        return self.client.over(chosen, first, last, self._step_ms) if first <= last else []
+        return self.client.query_range(chosen, first, last, self._step_ms) if first <= last else []
 
     def _step_of_samples(self, metrics: ServerMetrics) -> int:
         """Return the scrape interval in the last minutes of the requested interval; 30 s if it is unknown."""
@@ -376,7 +376,7 @@ class QueryReader:
             query = f"timestamp({self._selector(metrics, name)})"
             gaps: list[float] = []
             try:
-                answer = self.client.over(query, since, until, _PROBE_STEP_MS)
+                answer = self.client.query_range(query, since, until, _PROBE_STEP_MS)
             except (RefusedError, TooMuchError):
                 break
             for series in answer:

@@ -34,7 +34,7 @@ class SplitLines:
 
     cells: pl.DataFrame
     """``c0``, ``c1``, ... and ``number`` of the lines with a cell per column."""
-    others: list[tuple[int, str]]
+    other_lines: list[tuple[int, str]]
     """Number and text of the other lines, and of those without a cell that begins with a digit: headers, blank ones."""
 
 
@@ -239,7 +239,7 @@ class CsvReader:
             return None
         fitting: list[tuple[int, list[str]]] = []
         misfits: list[tuple[int, list[str]]] = []
-        for number, line in split.others:
+        for number, line in split.other_lines:
             cells = next(csv.reader([line], delimiter=self._delimiter, skipinitialspace=True), [])
             if not any(cell.strip() for cell in cells):
                 continue

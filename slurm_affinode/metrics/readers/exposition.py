@@ -79,7 +79,7 @@ class _State:
 
     percent: set[str]
     """Metrics in percent or ratio that had a value above 1."""
-    ended: bool = False
+    has_eof: bool = False
     """Whether the last line was ``# EOF``."""
     eofs: int = 0
     recent: bool = False
@@ -93,7 +93,7 @@ class _Head:
     name: str
     alias: Alias | None
     series: int
-    ended: int
+    jobless_series: int
     """The number of the series of the GPU without a job."""
 
     def row(self) -> tuple[str, bool, int, int, int, float]:
@@ -101,7 +101,7 @@ class _Head:
         if self.alias is None:
             return self.name, False, 0, 0, 0, 1.0
         factor = math.nan if self.alias.unit == "percent_or_ratio" else self.alias.factor
-        return self.name, True, self.series, self.ended, code_of(self.alias), factor
+        return self.name, True, self.series, self.jobless_series, code_of(self.alias), factor
 
 
 class _Heads:
@@ -217,7 +217,7 @@ class ExpositionReader:
         """Yield samples. Raises ``InputError`` for a truncated file or one without times."""
         for block in blocks:
             yield from self._long.add(self._entries(block))
-        if (self._state.eofs or self._strict_end) and not self._state.ended:
+        if (self._state.eofs or self._strict_end) and not self._state.has_eof:
             raise InputError(
                 "is cut off: the last scrape does not end in '# EOF'",
                 where=self._notes.name,
@@ -345,9 +345,9 @@ class ExpositionReader:
         content = lines["line"].str.strip_chars() != ""
         number = lines["number"].filter(content)
         if len(number) and number[-1] > (last_sample or 0):
-            self._state.ended = bool(eof.filter(content)[-1])
+            self._state.has_eof = bool(eof.filter(content)[-1])
         elif last_sample is not None:
-            self._state.ended = False
+            self._state.has_eof = False
 
     def _scraped(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add the number of the scrape."""

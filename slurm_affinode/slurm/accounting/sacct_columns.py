@@ -40,7 +40,7 @@ class Typed:
     """Row index -> error."""
 
 
-class Known:
+class KnownCells:
     """Values of the cells of a column that earlier blocks had: most blocks have few new ones."""
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ Cells = pl.Series | native.Column
 """A column as text, or as the compiled library has converted it."""
 
 
-def mapped(cells: Cells, function: Callable[[str], Any], dtype: pl.DataType, cache: Known | None = None) -> Typed:
+def mapped(cells: Cells, function: Callable[[str], Any], dtype: pl.DataType, cache: KnownCells | None = None) -> Typed:
     """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad.
 
     ``cache``: the results of earlier calls with the same function, to which those of this call are added.
     """
-    cache = cache or Known()
+    cache = cache or KnownCells()
     if cache.values is None or len(cache.values) > _MOST_KNOWN:
         cache.values, cache.places, cache.wrong = pl.Series([None], dtype=dtype), {None: 0}, {}
     encoded = cells if isinstance(cells, native.Encoded) else _encoded(as_text(cells))
@@ -301,7 +301,7 @@ TRES = {
 }  # fmt: skip
 
 
-def tres_columns(cells: Cells, cache: Known | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
+def tres_columns(cells: Cells, cache: KnownCells | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
     """Parse TRES strings to the columns of ``TRES`` (``mem`` in bytes); also return the unreadable cells.
 
     ``gpus_bad`` is the error of an unreadable number of GPUs; the rest of that cell is used.
@@ -343,7 +343,7 @@ class Shared:
     def __init__(self) -> None:
         self.job_starts: dict[int, datetime] = {}
         """Chosen starts of jobs, for steps in a later block."""
-        self.known: defaultdict[str, Known] = defaultdict(Known)
+        self.known_cells: defaultdict[str, KnownCells] = defaultdict(KnownCells)
 
 
 class Converter:
@@ -357,7 +357,7 @@ class Converter:
         self._out: dict[str, pl.Series] = {}
         self._bad: dict[int, bool] = {}
         shared = shared or Shared()
-        self._job_starts, self._known_cells = shared.job_starts, shared.known
+        self._job_starts, self._known_cells = shared.job_starts, shared.known_cells
         self.problems: list[Problem] = []
         self.decisions: list[TimeDecision] = []
 

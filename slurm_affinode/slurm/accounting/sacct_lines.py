@@ -182,7 +182,7 @@ class SlowPath:
         self.rows: list[list[str]] = []
         self.row_lines: list[int] = []
         self.problems: list[Problem] = []
-        self.taken: set[int] = set()
+        self.grouped: set[int] = set()
         """Positions of regular lines that were added to a group."""
         self.continued: list[int] = []
         self.repaired = 0
@@ -229,7 +229,7 @@ class SlowPath:
                         self._problem(self._first + start + low, None, f"not a record: {self._count(texts[low])}")
                     continue
                 if high > end - start:
-                    self.taken.add(end)
+                    self.grouped.add(end)
                 self._take(cells, texts[low:high], self._first + start + low)
 
     def _cuts(self, texts: list[str]) -> Iterator[tuple[int, int, list[str] | None]]:
@@ -268,7 +268,7 @@ class SlowPath:
         if self._begins(texts[0]):
             self._record(texts, self._first + start)
         elif before is not None and self._goes_on(self._lines[before]):
-            self.taken.add(before)
+            self.grouped.add(before)
             self.last_group = self._first + before
             self._record([self._lines[before], *texts], self._first + before)
         else:
@@ -609,8 +609,8 @@ def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool)
         return CellBlock(cells, header, unfinished=None if complete else last)
     slow = SlowPath(lines, header, first_line)
     slow.run((~regular).arg_true().to_list())
-    if slow.taken:
-        regular = regular.scatter(sorted(slow.taken), [False] * len(slow.taken))
+    if slow.grouped:
+        regular = regular.scatter(sorted(slow.grouped), [False] * len(slow.grouped))
     cells = _cells(lines.filter(regular), header).insert_column(0, numbers.filter(regular))
     if slow.rows:
         extra = pl.DataFrame(slow.rows, schema=dict.fromkeys(header.names, pl.String), orient="row")

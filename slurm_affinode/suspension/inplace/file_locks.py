@@ -27,7 +27,7 @@ _PID = 3
 class FileLocks(Protocol):
     """The file locks of a node."""
 
-    def held(self, pids: Iterable[int]) -> frozenset[Lock]:
+    def locks_of(self, pids: Iterable[int]) -> frozenset[Lock]:
         """Return the locks that belong to open files of these processes; a process that has ended has none."""
         ...
 
@@ -45,7 +45,7 @@ class NodeFileLocks:
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
 
-    def held(self, pids: Iterable[int]) -> frozenset[Lock]:
+    def locks_of(self, pids: Iterable[int]) -> frozenset[Lock]:
         """See ``FileLocks``."""
         locks: set[Lock] = set()
         for process in processes(pids, proc=self._proc):

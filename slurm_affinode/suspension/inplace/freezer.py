@@ -61,7 +61,7 @@ class Freezer(Protocol):
         """Return all of them, including nested PID namespaces, parents first. Raises ``TreeGoneError``."""
         ...
 
-    def how(self, members: Sequence[Member], init_pid: int) -> str:
+    def mechanism(self, members: Sequence[Member], init_pid: int) -> str:
         """Return the mechanism that ``freeze`` would use: ``signals``, or the path of a cgroup."""
         ...
 
@@ -90,7 +90,7 @@ class Freezer(Protocol):
         """Return one of ``pids`` that is not stopped, or that is being killed and cannot end."""
         ...
 
-    def ended(self, pids: Iterable[int]) -> int | None:
+    def find_ended(self, pids: Iterable[int]) -> int | None:
         """Return one of ``pids`` that has ended."""
         ...
 
@@ -98,7 +98,7 @@ class Freezer(Protocol):
         """Return the pending signals that request something of one of ``pids``."""
         ...
 
-    def held(self, init_pid: int) -> bool:
+    def is_stopped_by_slurm(self, init_pid: int) -> bool:
         """Return whether the whole job with its PID 1 was stopped by others: by Slurm, with ``scontrol suspend``."""
         ...
 
@@ -164,7 +164,7 @@ class LinuxFreezer:
 
     # --- freezing
 
-    def how(self, members: Sequence[Member], init_pid: int) -> str:
+    def mechanism(self, members: Sequence[Member], init_pid: int) -> str:
         """See ``Freezer``."""
         pids = {member.pid for member in members}
         for group in self._cgroups_of(pids):
@@ -318,7 +318,7 @@ class LinuxFreezer:
             return next((process.pid for process in tree if is_pending(process, signal.SIGKILL)), None)
         return next((process.pid for process in processes(pids, proc=self.proc) if _main_moves(process)), None)
 
-    def ended(self, pids: Iterable[int]) -> int | None:
+    def find_ended(self, pids: Iterable[int]) -> int | None:
         """See ``Freezer``."""
         pids = tuple(pids)
         # A process runs on when only its first thread has ended.
@@ -333,7 +333,7 @@ class LinuxFreezer:
             pending.update((process.pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
         return frozenset(pending)
 
-    def held(self, init_pid: int) -> bool:
+    def is_stopped_by_slurm(self, init_pid: int) -> bool:
         """See ``Freezer``. By SIGSTOP, or by the freezer of its cgroup."""
         if any(thread_state(process) == "T" for process in processes((init_pid,), proc=self.proc)):
             return True

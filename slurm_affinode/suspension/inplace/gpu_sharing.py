@@ -58,7 +58,7 @@ class Holder(Protocol):
         ...
 
     @property
-    def held(self) -> Mapping[str, int]:
+    def needed_bytes(self) -> Mapping[str, int]:
         """UUID -> bytes that it needs."""
         ...
 
@@ -113,7 +113,7 @@ class Sharing:
         ``asleep``: all jobs that are not awake, including these two. Raises ``GpuError``.
         """
         by_uuid = self._gpus.processes()
-        arriving = [Arriving(job_.job_id, job_.held, held_by(by_uuid, job_.cuda)) for job_ in starting]
+        arriving = [Arriving(job_.job_id, job_.needed_bytes, held_by(by_uuid, job_.cuda)) for job_ in starting]
         awake = [
             self._awake(job, by_uuid)
             for job in self._registry.jobs()
@@ -121,7 +121,7 @@ class Sharing:
         ]
         awake += self._not_heard_of(by_uuid, asleep)
         queue = [
-            Waiter(waiter.job_id, waiter.held, held_by(by_uuid, waiter.cuda), at_most=waiter.verb == "start")
+            Waiter(waiter.job_id, waiter.needed_bytes, held_by(by_uuid, waiter.cuda), at_most=waiter.verb == "start")
             for waiter in line
         ]
         return plan(self.cards(), awake, arriving, queue)
@@ -132,7 +132,7 @@ class Sharing:
         Raises ``GpuError``.
         """
         has = held_by(self._gpus.processes(), job.cuda)
-        lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in job.held.items()}
+        lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in job.needed_bytes.items()}
         return memory.shortage(lacks, {card.uuid: card.free for card in self.cards()})
 
     def _not_heard_of(self, by_uuid: Mapping[str, Mapping[int, int]], asleep: frozenset[int]) -> Iterator[Awake]:

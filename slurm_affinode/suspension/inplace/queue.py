@@ -102,7 +102,7 @@ class Comments:
                 after = messages.comment(text, before)
             else:  # another comment, as on the loss of the job's processes, stays
                 after = messages.comment_of_owner(before) if messages.sleeps_in_place(before) else before or ""
-            if after != (before or "") and not job.ended:  # Slurm does not change the comment of an ended job
+            if after != (before or "") and not job.has_ended:  # Slurm does not change the comment of an ended job
                 slurm.set_comment(job_id, after)
         except UnreachableError as error:
             LOG.info("job %s: cannot set its comment yet: %s", job_id, error)

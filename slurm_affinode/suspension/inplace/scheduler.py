@@ -150,7 +150,8 @@ class InPlaceScheduler:
         elif not ask:
             LOG.info(
                 "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, size(sleeper.gpu_bytes),
-                "stopped by signals" if sleeper.facts.how == "signals" else f"frozen by {sleeper.facts.how}",
+                "stopped by signals" if sleeper.facts.mechanism == "signals"
+                else f"frozen by {sleeper.facts.mechanism}",
             )  # fmt: skip
             self._comments.set(sleeper.job_id, sleeper.comment)
         else:
@@ -175,7 +176,7 @@ class InPlaceScheduler:
             return
         sleeper.pids = tuple(member.pid for member in members)
         sleeper.sockets = self._sockets.of_processes(sleeper.pids)
-        sleeper.locks = self.locks.held(sleeper.pids)
+        sleeper.locks = self.locks.locks_of(sleeper.pids)
 
     def admit(self, job: WatchedJob) -> bool:
         """Return whether a job may start now; ``False``: its shepherd waits until it is notified."""
@@ -228,9 +229,9 @@ class InPlaceScheduler:
         with self._lock, self._requests.prolog(uuids, why):
             while True:
                 for sleeper in self._sleepers.values():
-                    if uuids & sleeper.held.keys():
+                    if uuids & sleeper.needed_bytes.keys():
                         self._ask(sleeper, why)
-                asleep = {sleeper.job_id for sleeper in self._sleepers.values() if uuids & sleeper.held.keys()}
+                asleep = {sleeper.job_id for sleeper in self._sleepers.values() if uuids & sleeper.needed_bytes.keys()}
                 sleeping = sorted(asleep | self._requests.falling_on(uuids))
                 if not sleeping or self._stop.is_set() or time.monotonic() >= deadline:
                     return sleeping
@@ -303,7 +304,7 @@ class InPlaceScheduler:
             self._lock.notify_all()
         self._comments.clear(sleeper.job_id)  # it may be requeued, and no longer sleeps
         try:
-            self._waking.gone(sleeper)
+            self._waking.record_end(sleeper)
         except AffinodeError as error:
             LOG.warning("job %s: %s", sleeper.job_id, error)
         LOG.info("job %s: ended while it slept in place", sleeper.job_id)
@@ -407,5 +408,7 @@ class InPlaceScheduler:
         if sleeper is None:
             return None
         limits = self._limits
-        raised = 0 if limits is None else limits.raised(job_id)
-        return sleeper.view(self._now(), is_held=self._freezer.held(sleeper.facts.init_pid), raised=raised)
+        raised = 0 if limits is None else limits.raised_bytes(job_id)
+        return sleeper.view(
+            self._now(), is_held=self._freezer.is_stopped_by_slurm(sleeper.facts.init_pid), raised=raised
+        )

@@ -45,11 +45,11 @@ class SleepFacts:
     option: SuspendOption
     cuda: tuple[int, ...]
     """CUDA processes, in the order in which they are restored."""
-    held: Mapping[str, int]
+    held_bytes: Mapping[str, int]
     """UUID -> bytes that it held."""
     why: str
     """The reason for its suspension."""
-    how: str
+    mechanism: str
     """How its processes are stopped; see ``freezer``."""
     calls: Calls
     """Signals that were pending when its suspension began, and that no process has received."""
@@ -67,8 +67,8 @@ class SleepFacts:
             raise JournalError(f"{journal.path}: is not the journal of a suspension in place")
         return cls(
             job_id=record.key.job_id, shown=record.called, init_pid=record.init_pid,
-            init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held=record.held_bytes,
-            why=record.why or "", how=record.how or SIGNALS, calls=frozenset(record.calls or ()),
+            init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held_bytes=record.held_bytes,
+            why=record.why or "", mechanism=record.freeze_mechanism or SIGNALS, calls=frozenset(record.calls or ()),
             since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
             on_request=True if record.on_request is None else record.on_request,
             before=table_of(record.sockets or {}),
@@ -231,9 +231,9 @@ class Sleeper:
         return self.facts.job_id
 
     @property
-    def held(self) -> Mapping[str, int]:
+    def needed_bytes(self) -> Mapping[str, int]:
         """See ``gpu_sharing.Holder``."""
-        return self.facts.held
+        return self.facts.held_bytes
 
     @property
     def cuda(self) -> tuple[int, ...]:
@@ -286,7 +286,7 @@ class Sleeper:
     @property
     def gpu_bytes(self) -> int:
         """Bytes of GPU memory that were moved out."""
-        return sum(self.held.values())
+        return sum(self.needed_bytes.values())
 
     @property
     def request_facts(self) -> SuspensionFacts:
@@ -307,7 +307,7 @@ class Sleeper:
             "why": facts.why,
             "gpu_bytes": self.gpu_bytes,
             "limit_raised_bytes": raised,
-            "frozen_by": facts.how,
+            "frozen_by": facts.mechanism,
             "wakes_on_request": self.wakes_on_request,
             "suspended_by_slurm": is_held,
             "file_locks": len(self.locks),

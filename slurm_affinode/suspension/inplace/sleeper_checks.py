@@ -57,11 +57,11 @@ class SleeperChecks:
     def _stirs(self, sleeper: Sleeper, pids: Sequence[int]) -> str | None:
         # First, since the PID of an ended process may be reused. Its parent is stopped and does not notice that it
         # ended.
-        ended = self._freezer.ended(pids)
+        ended = self._freezer.find_ended(pids)
         if ended is not None:
             return f"its process {ended} has ended"
         # An unreported SIGCONT: a process that runs would wait for its GPU unnoticed.
-        if self._freezer.moving(pids, sleeper.facts.how) is not None:
+        if self._freezer.moving(pids, sleeper.facts.mechanism) is not None:
             return "its processes were let go by a signal"
         # A signal that was not sent by Slurm, or was sent while no agent was running.
         new = sorted(call for call in self._freezer.calls(pids) - sleeper.facts.calls if call[0] not in sleeper.stay)
@@ -89,7 +89,7 @@ class SleeperChecks:
 
     def _slurm_stops(self, sleeper: Sleeper, now: float) -> str:
         """Return how Slurm prevents a wake; empty if it does not."""
-        if self._freezer.held(sleeper.facts.init_pid):
+        if self._freezer.is_stopped_by_slurm(sleeper.facts.init_pid):
             return "has suspended"
         announced = sleeper.stop_epoch is not None and 0 <= now - sleeper.stop_epoch < _STOPS_S
         return "is about to suspend" if announced else ""

@@ -167,7 +167,7 @@ class JobSockets:
 
     spaces: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Inode of the namespace -> inodes of sockets that may be there."""
-    held: Mapping[int, NetSpace] = field(default_factory=dict)
+    namespaces: Mapping[int, NetSpace] = field(default_factory=dict)
     """Inode of the namespace -> the namespace."""
 
     def __bool__(self) -> bool:
@@ -257,7 +257,7 @@ class NodeSockets:
         table: dict[int, Sock] = {}
         for space, inodes in job_sockets.spaces.items():
             if inodes:
-                diag = self._open(job_sockets.held[space])
+                diag = self._open(job_sockets.namespaces[space])
                 try:
                     table.update(without_probes(diag, diag.dump(inodes), self._probes))
                 finally:
@@ -267,7 +267,7 @@ class NodeSockets:
     def observations(self, owners: Mapping[int, JobSockets]) -> Mapping[int, SocketTable]:
         """See ``Sockets``."""
         places = {
-            space: job_sockets.held[space]
+            space: job_sockets.namespaces[space]
             for job_sockets in owners.values()
             for space, inodes in job_sockets.spaces.items()
             if inodes

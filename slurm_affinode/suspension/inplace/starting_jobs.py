@@ -29,11 +29,11 @@ class StartingJob:
 
     job_id: int
     place: QueuePlace
-    held: Mapping[str, int] = field(default_factory=dict)
+    needed_bytes: Mapping[str, int] = field(default_factory=dict)
     """UUID -> bytes that have to be free."""
     cuda: tuple[int, ...] = ()
     """Its processes, once it was admitted."""
-    known: bool = False
+    has_known_gpus: bool = False
     """Its GPUs were determined."""
     begun_epoch: float | None = None
     reported: float = 0.0
@@ -95,10 +95,12 @@ class Starters:
         """Return those that wait, with the memory that they need. Raises ``GpuError``."""
         starters = [starter for starter in self._all.values() if starter.begun_epoch is None]
         for starter in starters:
-            if not starter.known:
+            if not starter.has_known_gpus:
                 uuids = gpus_of(starter.job_id) or ()
-                starter.held = {card.uuid: round(card.total * self._share) for card in cards() if card.uuid in uuids}
-                starter.known = True
+                starter.needed_bytes = {
+                    card.uuid: round(card.total * self._share) for card in cards() if card.uuid in uuids
+                }
+                starter.has_known_gpus = True
         return starters
 
     def allocating(self) -> list[StartingJob]:

@@ -62,7 +62,7 @@ class FreezeAttempt(Attempt):
 
     before: sockets.SocketTable
     """State of its sockets before the locks."""
-    known: frozenset[int]
+    gpu_pids: frozenset[int]
     """Processes that used a GPU when it began."""
     busy: bool = False
     """The turn of a busy job is over: requests do not matter."""
@@ -162,7 +162,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
                 RefusalCode.SRUN_STEPS,
                 "it runs srun: the step's processes belong to another slurmstepd and would keep running",
             )
-        if self._freezer.held(job.init_pid):
+        if self._freezer.is_stopped_by_slurm(job.init_pid):
             yield Refusal(RefusalCode.STATE, "Slurm has suspended it (scontrol suspend)")
 
     def of_gpu(self, held_bytes: Mapping[str, int]) -> Iterable[Refusal]:
@@ -200,7 +200,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
         return FreezeAttempt(
-            job=job, journal=journal, members=members, facts=facts, before=rest.table, known=gpu_holders.union(cuda),
+            job=job, journal=journal, members=members, facts=facts, before=rest.table, gpu_pids=gpu_holders.union(cuda),
             stop=StoppedJob(self._processes, job.init), busy=busy,
         )  # fmt: skip
 
@@ -222,7 +222,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         if busy:
             return _Rest(now, readers, waits, waited & self._freezer.calls(pids))
         locks = self._scheduler.locks
-        waiter = locks.awaited({job.job_id: locks.held(pids)}, {job.job_id: pids}).get(job.job_id)
+        waiter = locks.awaited({job.job_id: locks.locks_of(pids)}, {job.job_id: pids}).get(job.job_id)
         if waiter is not None:
             raise Refused(Refusal(RefusalCode.REQUEST, file_locks.reason(waiter)))
         reason = sockets.at_rest(now, earlier, within_s=job.option.window_s)
@@ -256,11 +256,13 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     def _freeze(self, attempt: FreezeAttempt) -> None:
         job = attempt.job
         members = self._freezer.members(job.init_pid, job.init_started)
-        mode = self._freezer.how(members, job.init_pid)
-        facts = SuspensionFacts(how=mode)
+        mode = self._freezer.mechanism(members, job.init_pid)
+        facts = SuspensionFacts(freeze_mechanism=mode)
         if attempt.busy:  # no event would wake it under the next agent
             facts = replace(facts, requested_epoch=self._clock.now(), requested_why=TURN_OVER)
-        if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
+        if not self._freezer.is_stopped_by_slurm(
+            job.init_pid
+        ):  # otherwise Slurm has stopped them, and will continue them
             facts = replace(facts, stopped_pids=attempt.stopped_by_others(members))  # may have changed since
         announce(self._registry, attempt, Phase.FROZEN, facts)
         self._freezer.freeze(job.init_pid, job.init_started, mode, timeout_s=self._freeze_s)
@@ -270,7 +272,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def _check_gpu_users(self, attempt: FreezeAttempt) -> None:
         """Raise ``InUseError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
-        new = {member.pid for member in self._members(attempt.job)} & holders(self._gpus.processes()) - attempt.known
+        new = {member.pid for member in self._members(attempt.job)} & holders(self._gpus.processes()) - attempt.gpu_pids
         if new:
             raise InUseError(f"process {min(new)} has begun to use a GPU meanwhile")
 

@@ -85,7 +85,7 @@ class Waking:
         """
         pids = self._before_a_freeze(sleeper)
         frozen_s = self._clock.now() - sleeper.journal.record.phases[Phase.FROZEN]
-        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.facts.how) is not None:
+        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.facts.mechanism) is not None:
             sleeper.thawing.signalled = True
             return "its processes were let go while there was no agent"
         try:
@@ -131,14 +131,14 @@ class Waking:
         """Thaw everything that was stopped for the suspension. ``thawing.lock`` is held."""
         # A job that Slurm has suspended meanwhile continues when Slurm resumes it: with SIGCONT to all of it, or by
         # thawing its cgroup, which also holds processes that leave the cgroup of their freeze.
-        if sleeper.facts.how != SIGNALS or not self._freezer.held(sleeper.facts.init_pid):
+        if sleeper.facts.mechanism != SIGNALS or not self._freezer.is_stopped_by_slurm(sleeper.facts.init_pid):
             self._continue(sleeper, sleeper.stay, sleeper.thawing.leading)
         sleeper.thawing.complete()
 
     def _continue(self, sleeper: Sleeper, stay: frozenset[int], going: Collection[int] = ()) -> None:
         try:
             self._freezer.thaw(
-                sleeper.facts.init_pid, sleeper.facts.init_started, sleeper.facts.how, stay=stay, going=going
+                sleeper.facts.init_pid, sleeper.facts.init_started, sleeper.facts.mechanism, stay=stay, going=going
             )
         except FreezeError as error:
             raise NotWoken(str(error)) from None
@@ -276,9 +276,9 @@ class Waking:
             sleeper.request_why or "no reason given",
         )  # fmt: skip
 
-    def gone(self, sleeper: Sleeper) -> None:
+    def record_end(self, sleeper: Sleeper) -> None:
         """Record in the ledger that its processes have ended, and close the journal."""
-        self._freezer.clear(sleeper.facts.how)
+        self._freezer.clear(sleeper.facts.mechanism)
         entry = sleeper.journal.record.ledger_entry(self._node)
         self._ledger.write(replace(entry, ended_ms=round(self._clock.now() * 1000)))
         self._close(sleeper.journal)
@@ -315,7 +315,7 @@ class Waking:
 
     def _freeze(self, sleeper: Sleeper) -> None:
         facts = sleeper.facts
-        self._freezer.freeze(facts.init_pid, facts.init_started, facts.how, timeout_s=self._freeze_s)
+        self._freezer.freeze(facts.init_pid, facts.init_started, facts.mechanism, timeout_s=self._freeze_s)
 
     def _members(self, sleeper: Sleeper) -> Sequence[Member]:
         return self._freezer.members(sleeper.facts.init_pid, sleeper.facts.init_started)

@@ -96,4 +96,4 @@ class WakeRequests:
         began = sleeper.journal.record.began_epoch
         if request is not None and requested_at >= began - (_HANDLED_S if request.thawed else 0):
             return request
-        return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
+        return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.needed_bytes.keys()), None)

@@ -102,7 +102,7 @@ class AllocatedMemory:
     """Device and inode of the cgroup of each job -> the limit that Slurm has set."""
     unused: int
     """Sum of the memory that all jobs but one may still use."""
-    raised: int = 0
+    raised_bytes: int = 0
     """The part of ``unused`` above Slurm's limits."""
 
     def starting(self, allocated: int, earlier: AllocatedMemory, share: float = 1.0) -> int:
@@ -134,7 +134,7 @@ class _Limit:
 
     name: str
     value: int
-    left: int
+    free_bytes: int
 
 
 class MemoryLimits:
@@ -199,7 +199,7 @@ class MemoryLimits:
                 slurms = limit.value if prior is None or limit.value not in prior.written else prior.before
                 limits[_identity(group)] = slurms
                 if own_group is None or _identity(group) != _identity(own_group):
-                    free = max(0, limit.left)
+                    free = max(0, limit.free_bytes)
                     unused += free
                     raised += min(free, max(0, limit.value - slurms))
         return AllocatedMemory(limits, unused, raised)
@@ -219,7 +219,7 @@ class MemoryLimits:
                 return max(0, min(value - used, value - limit.before))
         return 0
 
-    def raised(self, job_id: int) -> int | None:
+    def raised_bytes(self, job_id: int) -> int | None:
         """Return the bytes by which the limits of a job are raised; 0 if they are not, ``None`` if that is unknown."""
         try:
             record = self._records((job_id,)).get(job_id)
@@ -249,8 +249,8 @@ class MemoryLimits:
                         return 0
                     # Under the lock: limits that are being raised for other jobs count as allocated to them.
                     allocated = self._allocated(place)
-                    if above is not None and above - allocated.raised < needed:
-                        free = max(0, above - allocated.raised)
+                    if above is not None and above - allocated.raised_bytes < needed:
+                        free = max(0, above - allocated.raised_bytes)
                         raise MemoryLimitError(f"a cgroup above those of the job leaves {size(free)}")
                     memory = spare(allocated)
                     if memory is None or memory.available < needed:
@@ -265,7 +265,7 @@ class MemoryLimits:
         todo = []
         for group in place.job_groups:
             limits, (device, inode) = _limits(group), _identity(group)
-            free = min((limit.left for limit in limits), default=needed)
+            free = min((limit.free_bytes for limit in limits), default=needed)
             more = 0 if free >= needed else min(needed + free, spare) - free
             for raised in limits if more else ():
                 value = _rounded(raised.value + more)
@@ -556,7 +556,7 @@ def _rounded(count: int) -> int:
 
 def _smallest_rest(groups: Sequence[Cgroup]) -> int | None:
     """Return the memory left in the most limited cgroup; ``None``: none is limited. Raises ``OSError``."""
-    return min((limit.left for group in groups for limit in _limits(group)), default=None)
+    return min((limit.free_bytes for group in groups for limit in _limits(group)), default=None)
 
 
 def _limits(group: Cgroup) -> list[_Limit]:

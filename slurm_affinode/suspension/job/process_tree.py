@@ -66,7 +66,7 @@ class Member:
         return Id(self.pid, self.started)
 
     @property
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended and waits to be reaped."""
         return self.state in "ZX"
 
@@ -185,7 +185,7 @@ class LinuxProcesses:
                 member = _member(process)
         except OSError:
             return False
-        return member is not None and not member.gone
+        return member is not None and not member.has_ended
 
     def began(self, started: int, now: float) -> float:
         """See ``Processes``."""
@@ -193,7 +193,7 @@ class LinuxProcesses:
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """Return all processes but PID 1 and zombies, by PID."""
-        return [member for member in self._all_processes(self._space(init_pid, init_started)) if not member.gone]
+        return [member for member in self._all_processes(self._space(init_pid, init_started)) if not member.has_ended]
 
     def all_processes(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Processes``."""
@@ -201,7 +201,7 @@ class LinuxProcesses:
         members = []
         for process in space.all_processes():
             member = _member(process)
-            if member is not None and not member.gone:
+            if member is not None and not member.has_ended:
                 members.append(member)
         return parents_first(members)
 
@@ -348,7 +348,7 @@ class LinuxProcesses:
             except TreeGoneError:
                 return True
             members = self._all_processes(space)
-            if all(member.gone and not reaped for member in members):
+            if all(member.has_ended and not reaped for member in members):
                 return True
             if not freed:
                 inet_sockets.free_ports(member.id for member in members)

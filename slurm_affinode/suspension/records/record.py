@@ -110,7 +110,7 @@ class SuspensionFacts:
     """In place: thread of these processes -> where it waited in the kernel; empty: it ran."""
     calls: tuple[tuple[int, int], ...] | None = None
     """In place: (PID, signal) of signals that were pending when it began."""
-    how: str | None = None
+    freeze_mechanism: str | None = _stored_as("how")
     """In place: how the processes are frozen."""
     requested_epoch: float | None = _stored_as("asked")
     """In place: time of the wake request."""

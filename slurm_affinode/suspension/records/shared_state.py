@@ -362,9 +362,9 @@ class Notes:
 
     def all(self) -> list[Note]:
         """Return every note, by job; none if they cannot be read."""
-        return self.known() or []
+        return self.read_notes() or []
 
-    def known(self) -> list[Note] | None:
+    def read_notes(self) -> list[Note] | None:
         """Return every note, by job; ``None`` if they cannot be read, so that their number is unknown."""
         if self._root is None:
             return []

@@ -291,7 +291,7 @@ class Swept:
     """Jobs (``CLUSTER.JOBID``) that run or are pending."""
     unknown: Mapping[str, Absence]
     """Jobs with an image or a note that Slurm does not know."""
-    gone: Collection[str]
+    removable_jobs: Collection[str]
     """The unknown jobs with images that may be removed; those on this node were."""
     removed: Sequence[tuple[DirectoryStore, str]] = ()
     """``CLUSTER.JOBID/ENTRY``; with ``dry_run``, the entries that would be removed."""
@@ -303,11 +303,11 @@ class _Jobs:
     """The jobs that Slurm lists, by ID."""
 
     live: dict[int, list[LiveRun]]
-    ended: dict[int, list[LiveRun]]
+    ended_runs: dict[int, list[LiveRun]]
 
     def fate(self, image: Image) -> Fate:
         job_id = image.manifest.key.job_id
-        return fate(image.manifest, self.live.get(job_id, ()), self.ended.get(job_id, ()))
+        return fate(image.manifest, self.live.get(job_id, ()), self.ended_runs.get(job_id, ()))
 
 
 @dataclass(slots=True)
@@ -335,7 +335,7 @@ class ImageSweep:
         unasked = self._ask_for(jobs, unknown)
         unknown = self._unknown(jobs, notes)  # without those that Slurm reports as ended
         live = {run.key.name for runs in jobs.live.values() for run in runs}
-        known_keys = live | {run.key.name for runs in jobs.ended.values() for run in runs}
+        known_keys = live | {run.key.name for runs in jobs.ended_runs.values() for run in runs}
         absent = self.absences.update(known_keys - unknown, unknown)
         stopped = self._stop(absent)
         if stopped is not None:
@@ -366,7 +366,7 @@ class ImageSweep:
         for job in self.slurm.jobs():
             run = LiveRun.of(self.cluster, job)
             if run is not None:
-                (ended if job.ended else live).setdefault(job.job_id, []).append(run)
+                (ended if job.has_ended else live).setdefault(job.job_id, []).append(run)
         return _Jobs(live, ended)
 
     def _ask_for(self, jobs: _Jobs, unknown: Collection[str]) -> Collection[str]:
@@ -384,14 +384,14 @@ class ImageSweep:
                 job = self.slurm.job(numbers[name])
             except UnknownJobError:
                 continue
-            if not job.ended:
+            if not job.has_ended:
                 raise UnreachableError(
                     f"Slurm's list of jobs lacks {numbers[name]}, which Slurm finds by its ID; nothing is removed",
                     hint="try again",
                 )
             run = LiveRun.of(self.cluster, job)
             if run is not None:
-                jobs.ended[numbers[name]] = [run]
+                jobs.ended_runs[numbers[name]] = [run]
         return frozenset(doubtful[MOST_QUERIED:])
 
     # --- stored images
@@ -469,14 +469,14 @@ def is_of(note: Note, job: Job) -> bool:
 
 
 def _knows(jobs: _Jobs, note: Note) -> bool:
-    runs = (*jobs.live.get(note.job_id, ()), *jobs.ended.get(note.job_id, ()))
+    runs = (*jobs.live.get(note.job_id, ()), *jobs.ended_runs.get(note.job_id, ()))
     return any(
         run.uid == note.uid and run.restarts >= note.restarts and run.key.submit_epoch >= note.submit for run in runs
     )
 
 
 def _is_listed(jobs: _Jobs, number: int) -> bool:
-    return number in jobs.live or number in jobs.ended
+    return number in jobs.live or number in jobs.ended_runs
 
 
 def _cluster_of(image: Image | ImageDamaged) -> str | None:

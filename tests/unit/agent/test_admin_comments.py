@@ -76,7 +76,7 @@ class Site:
 
     def end(self, job_id: int = 7) -> str | None:
         """Run the epilog, and all that waits; return the line that was written."""
-        self.comments.ended(job_id)
+        self.comments.schedule_line(job_id)
         self.gpus.pop(job_id, None)
         while self.waiting:
             self.waiting.pop(0)()
@@ -99,7 +99,7 @@ def test_epilog_does_not_wait_for_slurm() -> None:
     """The line is written later, when slurmctld and accounting have the end of the job."""
     site = Site(record=job(state="COMPLETING"), comment=None)
     site.sampled((BUSY, BUSY), (BUSY, BUSY))
-    site.comments.ended(7)
+    site.comments.schedule_line(7)
     assert (site.written, len(site.waiting)) == ([], 1)
     site.waiting.pop()()
     site.record = job()
@@ -175,7 +175,7 @@ def test_failures_are_logged_once_and_end(caplog: pytest.LogCaptureFixture) -> N
     site = Site(comment=None)
     with caplog.at_level(logging.WARNING):
         site.sampled((BUSY, BUSY), (BUSY, BUSY))
-        site.comments.ended(7)
+        site.comments.schedule_line(7)
         tries = 0
         while site.waiting:
             site.waiting.pop(0)()

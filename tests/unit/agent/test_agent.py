@@ -342,10 +342,10 @@ def test_epilog_reports_nothing_without_slurmctld(node: Node1, monkeypatch: pyte
     monkeypatch.setattr("slurm_affinode.agent.service.ENDED_TRIES", 3)
     shepherd = watched(node)
     shepherd.close()
-    node.daemon.service.left(7)
+    node.daemon.service.record_departure(7)
     node.slurm.down = True
     ask(node, verb="epilog", job=7, uid=2001)
-    node.daemon.service.ended.join()  # its query has timed out
+    node.daemon.service.ended_jobs.join()  # its query has timed out
     assert node.acts.ended_jobs == []
 
 

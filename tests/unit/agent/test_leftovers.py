@@ -35,7 +35,7 @@ def test_next_agent_has_reports_in_order(tmp_path: Path) -> None:
     second = LeftoverReports(path)
     assert second.all() == [report(1, drained=True), report(2)]
     assert path.stat().st_mode & 0o777 == 0o600
-    assert second.taken(["r1", "other"]) == 1
+    assert second.drop(["r1", "other"]) == 1
     assert [element["id"] for element in LeftoverReports(path).all()] == ["r2"]
 
 
@@ -71,7 +71,7 @@ def test_report_is_removed_when_it_is_in_audit_log(tmp_path: Path) -> None:
         if node != "g1":
             raise UnreachableError("no route")
         if request["verb"] == "leftovers-taken":
-            return {"taken": agent.taken(request["ids"])}
+            return {"taken": agent.drop(request["ids"])}
         return {"reports": agent.all()}
 
     with Repository.open(f"sqlite:///{tmp_path / 'a.sqlite'}") as store:

@@ -88,7 +88,7 @@ def test_slurmctld_queries_per_user_are_limited(node: Node1, monkeypatch: pytest
 def test_hold_by_administrator_is_shown(node: Node1, held: bool) -> None:
     """Its owner cannot wake it. In a list, the value is that of the queue; without slurmctld it is unknown."""
     node.acts.asleep.append(asleep(8))
-    node.slurm.all[8] = waiting(8, held=True, held_by_admin=held)
+    node.slurm.all[8] = waiting(8, is_held=True, held_by_admin=held)
     row = ask(node, ALICE, verb="status", job=8)["jobs"][0]
     assert (row["held_by_admin"], row["released"], row["restoring_on"]) == (held, False, None)
     wait_until("the queue is read", lambda: ask(node, ALICE, verb="status")["jobs"][0]["held_by_admin"] is held)
@@ -101,7 +101,7 @@ def test_hold_by_administrator_is_shown(node: Node1, held: bool) -> None:
 def test_suspended_job_is_shown_beyond_query_limit(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fields that only slurmctld knows are missing. A canceled job is no longer suspended."""
     node.acts.asleep += [asleep(8), asleep(9)]
-    node.slurm.all[8], node.slurm.all[9] = waiting(8, held=True), waiting(9, state="CANCELLED")
+    node.slurm.all[8], node.slurm.all[9] = waiting(8, is_held=True), waiting(9, state="CANCELLED")
     with pytest.raises(control.RequestError, match="job 9 has ended: CANCELLED"):
         ask(node, ALICE, verb="status", job=9)
     monkeypatch.setattr(node.daemon.service, "_request_pace", Pace(0.001, 0))

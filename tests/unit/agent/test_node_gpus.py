@@ -31,6 +31,6 @@ def test_memory_of_unlisted_process_is_unknown() -> None:
     other = GpuProcess(7, 0.5, "compute")
     driver = FakeDriver(running={A100: [GpuProcess(7, 1.5, "compute"), GpuProcess(8, 0.0, "compute")], OTHER: [other]})
     gpus = DriverGpus(lambda: nullcontext(driver))
-    assert (gpus.held(7), gpus.held(8), gpus.held(9)) == (2 << 20, 0, None)
+    assert (gpus.held_bytes(7), gpus.held_bytes(8), gpus.held_bytes(9)) == (2 << 20, 0, None)
     driver.running[A100].append(GpuProcess(9, None, "compute"))
-    assert gpus.held(7) is None
+    assert gpus.held_bytes(7) is None

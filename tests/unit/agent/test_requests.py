@@ -284,7 +284,7 @@ def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | Non
     else:
         ask(node, verb="prolog", job=9, uid=2001)
     if what == "watched":
-        node.daemon.service.left(9)
+        node.daemon.service.record_departure(9)
     node.slurm.all.pop(9, None)
     if state is not None:
         node.slurm.all[9] = job(9, state=state)

@@ -362,7 +362,7 @@ def test_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Arrivals, "gone", fails)
+        patch.setattr(Arrivals, "on_disconnect", fails)
         shepherd = Shepherd(node.run_dir).hello()
         assert shepherd.hear() == "start"
         shepherd.close()

@@ -51,7 +51,7 @@ def test_refusals_are_computed_once(notice: Notice | None) -> None:
     job = WatchedJob(7, ALICE, ALICE, 0, SuspendOption(signal=notice), 1, 1, 2, link, 0.0)
     assert work.suspend(job, "idle 15m", lambda: None)
     outcome = wait_until("it is refused", lambda: work.outcome(7))
-    assert (outcome.done, outcome.code, outcome.text) == (False, "srun-steps", "it runs srun steps")
+    assert (outcome.succeeded, outcome.code, outcome.text) == (False, "srun-steps", "it runs srun steps")
     assert (suspender.computed, link.sent) == (1, [])
 
 

@@ -61,7 +61,7 @@ def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[tuple[
     np.add.at(sums, totals.partly_cell, totals.partly_sums)
     windows = summing.call_args.args[1]
     last = int(windows.begin[0]), int(windows.end[0])
-    held = dict(zip(SUMS, sums[cells.held].sum(axis=0).tolist(), strict=True))
+    held = dict(zip(SUMS, sums[cells.is_held].sum(axis=0).tolist(), strict=True))
     return (last if last[0] < last[1] else None), held
 
 

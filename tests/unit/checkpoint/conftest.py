@@ -98,7 +98,7 @@ class Node:
         self.shared = DirectoryStore(root / "shared", KEY)
         self.tiers = Tiers(
             [
-                Tier("memory", self.memory, durable=False, left=lambda: self.left),
+                Tier("memory", self.memory, durable=False, available_bytes=lambda: self.left),
                 Tier("disk", self.disk, direct=True),
                 Tier("shared", self.shared, shared=True, direct=True),
             ],

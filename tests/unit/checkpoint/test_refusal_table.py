@@ -103,7 +103,7 @@ def test_every_code_is_used() -> None:
 )
 def test_check_of_an_error_of_criu_is_reached(message: criu_images.CriuMessage) -> None:
     """Before a dump, by the admission; before a restore, by the dump or the restore itself."""
-    if message.at == "dump":
+    if message.operation == "dump":
         assert set(message.checks) <= refusal_codes(reached(ADMISSION))
     else:
         steps = reached((*IN_DUMP, "checkpoint.criu.criu:Criu.restore"))

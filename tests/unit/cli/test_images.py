@@ -164,7 +164,12 @@ class Slurm:
             raise UnknownJobError(f"show job {job}: invalid job id")
         submit = datetime.fromtimestamp(5, UTC)
         return SimpleNamespace(
-            job_id=job, uid=OWNER.uid, submit=submit, restarts=1, state=self._known, ended=self._known == "CANCELLED"
+            job_id=job,
+            uid=OWNER.uid,
+            submit=submit,
+            restarts=1,
+            state=self._known,
+            has_ended=self._known == "CANCELLED",
         )
 
 

@@ -535,7 +535,7 @@ def test_finding_without_a_time_is_timed_from_its_first_listing() -> None:
     unknown = orphan(since=None)
     assert verdict(unknown)[1] == "too-early"
     for ago, verb in ((timedelta(seconds=120), "kill-process"), (timedelta(seconds=119), "none")):
-        assert verdict(unknown, ledger=Ledger(seen={unknown.key: NOW - ago}))[0] == verb
+        assert verdict(unknown, ledger=Ledger(first_seen={unknown.key: NOW - ago}))[0] == verb
 
 
 def test_order_is_by_the_hours_held_and_then_by_the_key() -> None:
@@ -556,9 +556,14 @@ def test_action_beyond_the_limit_is_held() -> None:
     ] * 3
     ledger = Ledger({finding.key: warned(finding, *TWICE).warnings[finding.key] for finding in findings})
     first, second, third = plan(findings, policy("[limits]\ncancel = 2"), ledger, NOW)
-    assert (first.held, second.held, first.verb, second.verb) == (None, None, "cancel", "cancel")
-    assert third.held is not None
-    assert (third.held.verb, third.held.code) == ("cancel", "due")
+    assert (first.prevented_action, second.prevented_action, first.verb, second.verb) == (
+        None,
+        None,
+        "cancel",
+        "cancel",
+    )
+    assert third.prevented_action is not None
+    assert (third.prevented_action.verb, third.prevented_action.code) == ("cancel", "due")
     assert "2 in this run already: the limit of cancel" in third.reason
 
 

@@ -77,7 +77,7 @@ def test_destructive_actions_meet_all_guarantees(
         sent = ledger.warnings[finding.key]
         assert [item.number for item in sent] == [1, 2]
         assert finding.since is not None
-        assert all(item.at >= finding.since for item in sent)
-        assert NOW - max(item.at for item in sent) >= timedelta(minutes=15)
+        assert all(item.time >= finding.since for item in sent)
+        assert NOW - max(item.time for item in sent) >= timedelta(minutes=15)
         assert (action.verb == "suspend") == (ref.job_id in opted_in)
     assert plan(findings, policy(more), ledger, NOW, opted_in=opted_in) == actions

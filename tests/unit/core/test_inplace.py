@@ -196,10 +196,10 @@ def test_cheapest_set_is_sufficient_and_minimal(movable: list[tuple[int, float]]
     if sum(size for size, _ in movable) < lack:
         assert chosen == ()
         return
-    total = sum(job.held[A] for job in chosen)
+    total = sum(job.held_bytes[A] for job in chosen)
     assert total >= lack
-    assert all(total - job.held[A] < lack for job in chosen)
-    alone = [price(job) for job in jobs if job.held[A] >= lack]
+    assert all(total - job.held_bytes[A] < lack for job in chosen)
+    alone = [price(job) for job in jobs if job.held_bytes[A] >= lack]
     if alone and len(jobs) <= 10:
         assert sum(map(price, chosen)) <= min(alone) * (1 + 1e-9)
 

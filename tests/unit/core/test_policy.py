@@ -37,7 +37,7 @@ JOB = Candidate(
 )  # fmt: skip
 NODE = NodeRoom("c1", ("gpu", "gpu-preempt"), "h100", 0, 6, 12000, ("nvlink",))
 WAITING = Waiting(
-    131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, gpu_kind=None, cpus=1, memory_mib=500
+    131, "131", ("gpu",), "Resources", is_held=False, priority=10, gpus=1, gpu_kind=None, cpus=1, memory_mib=500
 )
 PRESSED = Surroundings((WAITING,), NODE)
 POLICY = SuspendPolicy()
@@ -82,7 +82,7 @@ def test_idle_job_without_pressure_is_not_suspended() -> None:
         {"reason": "BeginTime"},
         {"reason": "QOSMaxGRESPerUser"},
         {"reason": None},
-        {"held": True},
+        {"is_held": True},
         {"gpus": 0},
         {"gpus": 3},
         {"gpu_kind": "a100"},

@@ -102,12 +102,12 @@ def test_room_is_consistent(
     new = held("new", size=size, part=0)
     plan = make_room(stored, new, free, grain=grain, must=must)
     by_name = {image.name: image for image in stored}
-    freed = sum(by_name[cut.name].held - cut.keep for cut in plan.cuts)
+    freed = sum(by_name[cut.name].held_bytes - cut.keep for cut in plan.cuts)
     assert 0 <= plan.room <= min(size, max(0, free + freed))
-    assert all(0 <= cut.keep < by_name[cut.name].held and cut.keep % grain == 0 for cut in plan.cuts)
+    assert all(0 <= cut.keep < by_name[cut.name].held_bytes and cut.keep % grain == 0 for cut in plan.cuts)
     if not must:
         assert all(by_name[cut.name].density < new.density for cut in plan.cuts)
-    elif sum(image.held for image in stored) + free >= size:
+    elif sum(image.held_bytes for image in stored) + free >= size:
         assert plan.room == size
 
 

@@ -34,7 +34,7 @@ def test_records_are_returned_complete_and_in_order(log: ZombieLog) -> None:
     log.record([entry(), entry(verb="warn-user", reason="a\0b\ud800 '; DROP TABLE jobs --", user="b\u00f6b")])
     log.record([entry(verb="look", finding="x" * 900)])
     first, second, third = log.history()
-    assert (first.number, first.evidence, first.at) == (1, {"gpus": [0, 1.5]}, NOW)
+    assert (first.number, first.evidence, first.time) == (1, {"gpus": [0, 1.5]}, NOW)
     assert "DROP TABLE" in second.reason
     assert second.user == "b\u00f6b"
     assert third.finding == bounded("x" * 900)
@@ -43,7 +43,7 @@ def test_records_are_returned_complete_and_in_order(log: ZombieLog) -> None:
 
 def test_records_are_found_by_job_user_verb_and_time(log: ZombieLog) -> None:
     """An array is found by its job ID, and each task by its name or raw ID; 5 does not match 55."""
-    log.record([entry(), entry(job="55", job_id=55, user="bob"), entry(job="5", job_id=5, at=NOW + HOLD)])
+    log.record([entry(), entry(job="55", job_id=55, user="bob"), entry(job="5", job_id=5, time=NOW + HOLD)])
     assert [item.job for item in log.history(job="5")] == ["5_2", "5"]
     assert [item.job for item in log.history(job="5_2")] == ["5_2"]
     assert [item.job for item in log.history(job="7")] == ["5_2"]
@@ -105,9 +105,9 @@ def test_new_first_warning_resets_the_later_ones(log: ZombieLog) -> None:
     seen = log.ledger(NOW).warnings[KEY]
     assert [item.number for item in seen] == [1, 2]
     later = NOW + timedelta(hours=9)
-    assert log.claim_warning(KEY, 1, "r2", now=later, hold=HOLD, last_seen=seen[0].at)
+    assert log.claim_warning(KEY, 1, "r2", now=later, hold=HOLD, last_seen=seen[0].time)
     log.warned(KEY, 1, later, "alice", "r2")
-    assert [(warning.number, warning.at) for warning in log.ledger(later).warnings[KEY]] == [(1, later)]
+    assert [(warning.number, warning.time) for warning in log.ledger(later).warnings[KEY]] == [(1, later)]
 
 
 def test_notices_without_stages_are_separate_from_warnings(log: ZombieLog) -> None:
@@ -137,9 +137,9 @@ def test_finding_seen_again_keeps_its_first_time(log: ZombieLog) -> None:
     log.see([KEY], NOW)
     log.see([KEY, "b"], NOW + timedelta(hours=20))
     log.see([KEY], NOW + timedelta(hours=40))
-    assert log.ledger(NOW).seen == {KEY: NOW, "b": NOW + timedelta(hours=20)}
+    assert log.ledger(NOW).first_seen == {KEY: NOW, "b": NOW + timedelta(hours=20)}
     log.see([KEY], NOW + timedelta(hours=64))
-    assert log.ledger(NOW).seen[KEY] == NOW + timedelta(hours=64)
+    assert log.ledger(NOW).first_seen[KEY] == NOW + timedelta(hours=64)
     assert log.ledger(NOW).mailed == {}
 
 
@@ -150,26 +150,26 @@ def test_finding_missing_from_a_complete_scan_is_forgotten(log: ZombieLog) -> No
     log.warned(keys[0], 0, NOW, "ops", "r1")
     later = NOW + timedelta(minutes=15)
     log.see([], later, all_of=["a_/orphan-memory/"])
-    assert log.ledger(later).seen == dict.fromkeys(keys[1:], NOW)
+    assert log.ledger(later).first_seen == dict.fromkeys(keys[1:], NOW)
     assert log.ledger(later).mailed == {keys[0]: NOW}
     log.see(keys[:1], later, all_of=["a_/orphan-memory/"])
     log.see(keys[:1], later + timedelta(minutes=15), all_of=["a_/orphan-memory/"])
-    assert log.ledger(later).seen[keys[0]] == later
+    assert log.ledger(later).first_seen[keys[0]] == later
 
 
 def test_pruning_of_old_records_is_recorded(log: ZombieLog) -> None:
     """The record has actor, number and reason; younger records stay, and pruning nothing is not recorded."""
     who, later = Who("r9", "root@login"), NOW + timedelta(days=3)
-    log.record([entry(), entry(at=NOW + timedelta(days=2))])
+    log.record([entry(), entry(time=NOW + timedelta(days=2))])
     log.warned("old", 1, NOW, "alice", "r1")
     assert log.prune(NOW, who, later, "nightly.keep_audit") == 0
     assert log.prune(NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 1
     kept, pruning = log.history()
-    assert kept.at == NOW + timedelta(days=2)
-    assert (pruning.verb, pruning.result, pruning.actor, pruning.at) == ("prune", "done", "root@login", later)
+    assert kept.time == NOW + timedelta(days=2)
+    assert (pruning.verb, pruning.result, pruning.actor, pruning.time) == ("prune", "done", "root@login", later)
     assert pruning.reason == "1 record from before 2026-11-21 12:00 UTC deleted: nightly.keep_audit"
     assert log.ledger(later).warnings == {}
-    log.record([entry(at=later)])
+    log.record([entry(time=later)])
     assert [item.number for item in log.history()] == [2, 3, 4]
 
 

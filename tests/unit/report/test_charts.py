@@ -204,8 +204,8 @@ def test_time_ticks_are_few_ordered_and_within_the_interval(start: datetime, spa
     until = since + timedelta(hours=span_h)
     ticks = time_ticks(since, until, ZONE)
     assert 1 <= len(ticks) <= 10
-    assert [t.at for t in ticks] == sorted({t.at for t in ticks})
-    assert all(since <= t.at < until for t in ticks)
+    assert [t.time for t in ticks] == sorted({t.time for t in ticks})
+    assert all(since <= t.time < until for t in ticks)
     assert any(t.major for t in ticks)
 
 

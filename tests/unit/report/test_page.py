@@ -20,7 +20,7 @@ from slurm_affinode.analysis.result import QualityIssue, StartedWaits, WasteResu
 from slurm_affinode.analysis.working_hours import HOURS, WorkingTime
 from slurm_affinode.report import headline, method_section, render
 from slurm_affinode.report.format import NBSP
-from slurm_affinode.report.measures import known
+from slurm_affinode.report.measures import known_value
 from slurm_affinode.report.pages import JOB_ROWS, build_context, render_report
 
 VOID = {"meta", "link", "br", "input", "img"}
@@ -192,7 +192,7 @@ def test_unmeasured_figures_are_shown_as_unknown(unmeasured: WasteResult) -> Non
     assert "How much of it was idle is unknown" in page.text
     assert "there are no GPU metrics of these jobs" in page.text
     for key in ("gpu_hours_idle", "gpu_hours_busy", "gpu_hours_low", "idle_fraction", "idle_cost", "idle_windows"):
-        assert known(unmeasured.total, key) is None
+        assert known_value(unmeasured.total, key) is None
     cards = {c.label: c for c in build_context(unmeasured, title="t", top=15).cards}
     assert (cards["Idle"].unknown, cards["Idle"].value) == (True, "unknown")
     assert cards["Busy"].unknown

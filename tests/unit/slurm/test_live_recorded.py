@@ -30,13 +30,13 @@ def test_recorded_jobs_are_read(record):
     assert (first.name, first.comment, first.user, first.state) == ('tr|ain "x" é', "hello = world", "alice", "RUNNING")
     assert (first.gpus_requested, first.gpus_allocated) == (GpuCount(1, "h100"), GpuCount(1, "h100"))
     assert first.node_gpus == (NodeGpus("c1", 1, "h100", (0,)),)
-    assert (first.time_limit_s, first.held, first.reason) == (1800, False, None)
+    assert (first.time_limit_s, first.is_held, first.reason) == (1800, False, None)
     assert first.stdout == "/home/alice/out/1.txt"
     assert (jobs["2_1"].array_task_id, jobs["2_1"].gpus_requested) == (1, GpuCount(1))
     assert (jobs["2_[2-4]"].array_tasks, jobs["2_[2-4]"].array_limit, jobs["2_[2-4]"].stdout) == ("2-4", 1, None)
     assert set(jobs["3"].partitions) == {"gpu", "gpu-preempt"}
     assert (jobs["3"].gpus_requested, jobs["3"].node_count, jobs["3"].pending) == (GpuCount(4), 2, True)
-    assert (jobs["4"].held, jobs["4"].priority, jobs["4"].reason) == (True, 0, "JobHeldUser")
+    assert (jobs["4"].is_held, jobs["4"].priority, jobs["4"].reason) == (True, 0, "JobHeldUser")
     assert (jobs["5"].reason, jobs["5"].requeue, jobs["5"].time_limit_s) == ("BeginTime", False, None)
     assert jobs["5"].expected_start is not None
     assert (jobs["6+0"].job_id, jobs["6+1"].job_id) == (6, 7)

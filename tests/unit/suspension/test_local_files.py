@@ -39,11 +39,11 @@ def test_created_files_are_recorded_until_the_job_ends(world: World) -> None:
     agent = begun_at_c2(world)
     assert agent.restore() == Restored(2)
     recorded(agent)
-    agent.keeper.ended(7, requeued=True)
-    agent.keeper.ended(7, requeued=False)
+    agent.keeper.handle_epilog(7, requeued=True)
+    agent.keeper.handle_epilog(7, requeued=False)
     assert agent.created.jobs() == [7]
     world.state = "CANCELLED"
-    agent.keeper.ended(7, requeued=False)
+    agent.keeper.handle_epilog(7, requeued=False)
     assert agent.created.jobs() == []
 
 

@@ -37,7 +37,7 @@ def asleep(tmp_path):
 def keeper(world, node):
     """Return an agent that wakes jobs and sweeps."""
     agent = Agent(world, node, SuspendSettings(wake_backoff_s=100, wake_every_s=1))
-    agent.waker = agent.waker_with(tidy=agent.keeper.sweep, over=agent.keeper.over)
+    agent.waker = agent.waker_with(tidy=agent.keeper.sweep, over=agent.keeper.record_end)
     return agent
 
 
@@ -87,7 +87,7 @@ def test_image_outlives_new_job_with_its_id(asleep):
     """slurmctld counts from 1 again: another job with that ID does not affect the suspended one."""
     world, agent = asleep
     for state in ("RUNNING", "COMPLETED"):
-        other = make_job(world, state=state, restarts=0, uid=4711, held=False)
+        other = make_job(world, state=state, restarts=0, uid=4711, is_held=False)
         agent.slurm.jobs = lambda other=other: (other,)
         agent.slurm.job = lambda job, other=other: other
         pass_time(world, agent, 2 * HOUR_S)
@@ -187,7 +187,7 @@ def test_further_images_do_not_resume_stopped_sweep(asleep):
     facts = store.get("alpha.7", 1).manifest
     jobs = []
     for number in range(200, 220):
-        job = make_job(world, job_id=number, state="PENDING", restarts=1, held=True)
+        job = make_job(world, job_id=number, state="PENDING", restarts=1, is_held=True)
         key = JobKey("alpha", number, round(job.submit.timestamp()))
         with store.begin(key, uid=OWNER.uid, estimate=0) as writer:
             writer.commit(replace(facts, key=key, seq=0, files=()))
@@ -206,7 +206,7 @@ def test_stopped_sweep_resumes_when_slurm_knows_jobs_again(asleep):
     pass_time(world, agent, 2 * KEEP_UNKNOWN_S, step=HOUR_S)
     assert agent.keeper.sweep_stopped() is not None
     submit = datetime.fromtimestamp(5, UTC)
-    others = [make_job(world, job_id=number, restarts=1, submit=submit, held=True) for number in range(100, 106)]
+    others = [make_job(world, job_id=number, restarts=1, submit=submit, is_held=True) for number in range(100, 106)]
     agent.slurm.jobs = lambda: (make_job(world), *others)
     agent.slurm.release = lambda job: None
     pass_time(world, agent, HOUR_S)

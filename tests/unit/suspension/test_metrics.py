@@ -95,7 +95,7 @@ class Store:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.reads = 0
-        self.budget = SimpleNamespace(left=lambda usage: usage.free - 10)
+        self.budget = SimpleNamespace(available_bytes=lambda usage: usage.free - 10)
 
     def usage(self) -> Usage:
         self.reads += 1

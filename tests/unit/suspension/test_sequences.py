@@ -75,9 +75,9 @@ def test_canceled_suspended_job_loses_its_images(world):
     agent.suspend()
     agent.settle()
     world.state = "CANCELLED"
-    agent.keeper.ended(7, requeued=True)
+    agent.keeper.handle_epilog(7, requeued=True)
     assert agent.images(shared=True) == [1]
-    agent.keeper.ended(7, requeued=False)
+    agent.keeper.handle_epilog(7, requeued=False)
     assert agent.images(shared=True) == agent.keeper.suspended() == []
     entry = ledger(world)
     assert entry.ended_ms is not None

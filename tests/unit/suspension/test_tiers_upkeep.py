@@ -33,7 +33,7 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
 
     def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
         start = datetime.fromtimestamp(world.now() + in_s, UTC)
-        job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=held)
+        job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, is_held=held)
         waker._report_plans(agent.notes.all(), {7: job})
         prefetcher.tick()
         prefetcher._queue.join()
@@ -56,7 +56,7 @@ def test_read_only_tier_does_not_stop_sweep(world: World, caplog: pytest.LogCapt
     agent.tiers.tiers[0].store._entries.drop = read_only  # type: ignore[method-assign]
     world.state = "CANCELLED"
     (note,) = agent.notes.all()
-    agent.keeper.over(note.key, note.began_ms)
+    agent.keeper.record_end(note.key, note.began_ms)
     assert agent.where() == ["memory"]
     assert agent.notes.all() == []
     assert "Read-only file system" in caplog.text
@@ -79,7 +79,7 @@ def test_image_being_restored_is_not_evicted(world: World, monkeypatch: pytest.M
     pairs = agent.restorer._gpu_pairs
 
     def short(*arguments: Any) -> Any:
-        object.__setattr__(agent.tiers.tiers[0], "left", lambda: -1)
+        object.__setattr__(agent.tiers.tiers[0], "available_bytes", lambda: -1)
         agent.tiers.relieve()
         return pairs(*arguments)
 

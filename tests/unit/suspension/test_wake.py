@@ -94,7 +94,7 @@ def test_clock_set_back_does_not_delay_wakes(asleep):
 def test_pending_jobs_are_not_overtaken(asleep):
     world, agent = asleep
     world.clock += 100
-    other = make_job(world, job_id=9, held=False, reason="Resources")
+    other = make_job(world, job_id=9, is_held=False, reason="Resources")
     run_waker(world, agent, (NODE,), (other,))
     assert world.held
     run_waker(world, agent, (NODE,), (replace(other, reason="Dependency"),))
@@ -131,7 +131,7 @@ def test_completing_job_wakes_when_it_is_pending(asleep):
     world, agent = asleep
     (note,) = agent.notes.all()
     in_queue = agent.slurm.job
-    agent.slurm.job = lambda job_id: replace(in_queue(job_id), state="COMPLETING", held=False)
+    agent.slurm.job = lambda job_id: replace(in_queue(job_id), state="COMPLETING", is_held=False)
     assert agent.waker.wake(note.key, "alice") is False
     agent.slurm.job = in_queue
     run_waker(world, agent, ())
@@ -261,7 +261,7 @@ def test_wake_before_image_is_copied_is_kept(world):
 
 def test_note_of_canceled_suspended_job_is_removed(asleep):
     world, agent = asleep
-    agent.waker._record_end = agent.keeper.over
+    agent.waker._record_end = agent.keeper.record_end
     world.state = "CANCELLED"
     run_waker(world, agent, (NODE,))
     assert agent.notes.all() == []

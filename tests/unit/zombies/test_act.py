@@ -23,7 +23,7 @@ from slurm_affinode.model.cleanup import Keep, Ledger, Settings
 from slurm_affinode.model.cluster import GpuCount, Step
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies.act import OptedIn, execute, opted_in, parts
-from slurm_affinode.zombies.audit import looked
+from slurm_affinode.zombies.audit import command_entry
 from slurm_affinode.zombies.mail import notify
 
 from .zombie_world import IDLE, MAIL, World, act, due, running
@@ -303,7 +303,7 @@ def test_owner_may_keep_an_engine_at_the_last_moment(world: World) -> None:
 def test_listing_is_recorded_with_decisions(world: World) -> None:
     """Also if no action was taken."""
     actions = plan([squatter(subject=job(name=HOSTILE))], world.policy, world.log.ledger(NOW), NOW)
-    world.log.record([looked(actions, Who("r", "root@x"), NOW, "clean")])
+    world.log.record([command_entry(actions, Who("r", "root@x"), NOW, "clean")])
     [record] = world.log.history()
     assert (record.verb, record.result) == ("look", "seen")
     assert record.evidence[0]["code"] == actions[0].code

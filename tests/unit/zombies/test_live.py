@@ -246,7 +246,7 @@ def test_process_that_lost_its_server_in_a_running_job_is_an_orphaned_engine(tmp
         "orphaned-engine",
         job(1).user,
         1.0,
-        SERVER.ended,
+        SERVER.end,
     )
     assert finding.owner is not None
     assert (finding.owner.job_id, finding.job, finding.diagnosis) == (1, None, "orphaned-engine")

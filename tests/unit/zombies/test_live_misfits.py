@@ -32,7 +32,7 @@ def job(number: int, gpus: int = 1, node: str = "g1", *, cpus: int = 2, mem: str
     count = GpuCount(gpus, "a100") if gpus else None
     values = {
         **EMPTY, "job_id": number, "user": "ann", "uid": 1001, "account": "lab", "partitions": ("gpu",),
-        "qos": "normal", "state": "RUNNING", "held": False, "submit": NOW - timedelta(hours=4),
+        "qos": "normal", "state": "RUNNING", "is_held": False, "submit": NOW - timedelta(hours=4),
         "start": NOW - timedelta(hours=3), "nodes": (node,), "node_count": 1, "cpus": cpus, "requeue": True,
         "restarts": 0, "tres_requested": {}, "tres_allocated": {"cpu": str(cpus), "mem": mem},
         "gpus_requested": count, "gpus_allocated": count, "batch": True, "time_limit_s": 86400,

@@ -44,7 +44,7 @@ def test_replay_lists_actions_with_times() -> None:
     past = policies.episodes([[long, short], [long]])
     done = policies.replay(past, parse_policy(RULE, where="z"), since, NOW, timedelta(minutes=15))
     about = [
-        (outcome.action.target, outcome.action.verb, outcome.action.number, outcome.at - since) for outcome in done
+        (outcome.action.target, outcome.action.verb, outcome.action.number, outcome.time - since) for outcome in done
     ]
     assert about == [
         ("job 7", "warn-user", 1, timedelta(hours=1)),
@@ -67,7 +67,7 @@ def test_replay_combines_findings_before_and_after_the_end_of_a_job() -> None:
         policies.episodes([[ran], [over, shape]]), parse_policy(RULE, where="z"), since, NOW, timedelta(minutes=15)
     )
     about = {
-        (outcome.action.target, outcome.action.verb, outcome.action.number): outcome.at - since for outcome in done
+        (outcome.action.target, outcome.action.verb, outcome.action.number): outcome.time - since for outcome in done
     }
     assert about[("job 7", "warn-user", 1)] == timedelta(hours=1)
     assert about[("job 7", "cancel", 0)] == timedelta(hours=2)
@@ -81,7 +81,7 @@ def test_replay_covers_jobs_found_only_after_their_end() -> None:
     over = squatter(since=since, observed_at=end, subject=job(start=since, state="CANCELLED", end=end))
     policy = parse_policy(RULE, where="z")
     done = policies.replay(policies.episodes([[over]]), policy, since, NOW, timedelta(minutes=15))
-    about = [(outcome.action.verb, outcome.action.number, outcome.at - since) for outcome in done]
+    about = [(outcome.action.verb, outcome.action.number, outcome.time - since) for outcome in done]
     assert about[:2] == [("warn-user", 1, timedelta(hours=1)), ("warn-user", 2, timedelta(hours=1.5))]
     assert about[2:] == [("warn-user", 0, timedelta(hours=2))]
 
@@ -104,7 +104,7 @@ def test_replay_has_one_finding_per_job_at_a_time() -> None:
     policy = parse_policy(RULE.replace('"squatter"', '"squatter", "idle-allocation"'), where="z")
     done = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
     about = [
-        (outcome.action.target, outcome.action.finding.kind, outcome.action.number, outcome.at - since)
+        (outcome.action.target, outcome.action.finding.kind, outcome.action.number, outcome.time - since)
         for outcome in done
     ]
     assert about == [
@@ -125,7 +125,7 @@ def test_replay_reports_user_period_when_it_was_observed() -> None:
     past = policies.episodes([[period], [later]])
     policy = parse_policy('[default]\naction = "warn"\nrepeat = "7d"\n', where="z")
     (outcome,) = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
-    assert (outcome.action.target, outcome.at, outcome.action.finding.advice) == (
+    assert (outcome.action.target, outcome.time, outcome.action.finding.advice) == (
         "user alice",
         NOW - timedelta(hours=8),
         "",
@@ -138,7 +138,9 @@ def test_replay_applies_the_limits_of_a_run() -> None:
     many = [squatter(since=since, subject=job(job_id=n, id=str(n))) for n in range(1, 4)]
     policy = parse_policy(RULE + "[limits]\ncancel = 2", where="z")
     done = policies.replay(policies.episodes([many]), policy, since, NOW, timedelta(minutes=15))
-    ends = [(outcome.action.code, outcome.at - since) for outcome in done if outcome.action.verb in ("cancel", "none")]
+    ends = [
+        (outcome.action.code, outcome.time - since) for outcome in done if outcome.action.verb in ("cancel", "none")
+    ]
     assert ends == [
         ("due", timedelta(hours=2)), ("due", timedelta(hours=2)), ("limit", timedelta(hours=2)),
         ("due", timedelta(hours=2, minutes=15)),

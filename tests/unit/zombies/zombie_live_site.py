@@ -24,7 +24,7 @@ def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
     """A running job on GPU 0 of g1."""
     values = {
         **EMPTY, "job_id": number, "user": "ann", "uid": 1001, "account": "lab", "partitions": ("gpu",),
-        "qos": "normal", "state": state, "held": False, "submit": NOW - timedelta(hours=3),
+        "qos": "normal", "state": state, "is_held": False, "submit": NOW - timedelta(hours=3),
         "start": NOW - timedelta(hours=2),
         "nodes": ("g1",), "requeue": True, "restarts": 0, "tres_requested": {}, "tres_allocated": {},
         "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1, "a100"), "batch": True, "time_limit_s": 86400,

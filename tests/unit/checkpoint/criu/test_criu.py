@@ -244,7 +244,9 @@ def test_plugin_is_loaded_for_forked_workers_only(image: tuple[Path, int], monke
     program, current = Program(), Process(os.getpid())
     monkeypatch.setattr(device_files, "majors", lambda: {195, 507})
     monkeypatch.setattr(device_files, "opened", lambda plugin: contextlib.nullcontext(77))
-    monkeypatch.setattr(device_files, "held", lambda process, majors: "/dev/nvidia0" if 195 in majors else None)
+    monkeypatch.setattr(
+        device_files, "find_device_file", lambda process, majors: "/dev/nvidia0" if 195 in majors else None
+    )
     monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, current)]))
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
         made(program).dump(

@@ -43,7 +43,7 @@ def test_predicted_errors_are_not_retried(log: str, checks: tuple[str, ...] | No
 @pytest.mark.parametrize("message", criu_images.table(), ids=lambda problem: problem.text[:40])
 def test_message_matches_its_line(message: criu_images.CriuMessage) -> None:
     """Whatever its conversions print."""
-    assert message.at in ("dump", "restore")
+    assert message.operation in ("dump", "restore")
     line = re.sub(r"%[#0-9.]*[lzh]*[a-z]", "x y", message.text)
     assert message.matches(f"criu/{message.source}:12: {line}: No such file or directory")
     assert not message.matches("Restoring FAILED.")
@@ -51,7 +51,7 @@ def test_message_matches_its_line(message: criu_images.CriuMessage) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [criu_image for criu_image in criu_images.table() if criu_image.at == "restore"],
+    [criu_image for criu_image in criu_images.table() if criu_image.operation == "restore"],
     ids=lambda problem: problem.text[:40],
 )
 def test_error_of_a_restore_is_retried_unless_checked(message: criu_images.CriuMessage) -> None:

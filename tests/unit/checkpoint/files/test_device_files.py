@@ -126,8 +126,8 @@ def test_device_is_found_by_its_major_number(held: int) -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
     try:
         with child() as process:
-            assert device_files.held(process, {1}) == "/dev/null"
-            assert device_files.held(process, {2, 195}) is None
+            assert device_files.find_device_file(process, {1}) == "/dev/null"
+            assert device_files.find_device_file(process, {2, 195}) is None
     finally:
         os.close(fd)
 

@@ -150,13 +150,13 @@ def test_closed_files_are_restored_on_another_node(site: Site) -> None:
     before = contents(site.tmp)
     clear(site.tmp)
     restored = site.restore_files()
-    assert restored.kept == []
+    assert restored.kept_paths == []
     assert restored.missing == ()
     assert contents(site.tmp) == before
     work = site.tmp / "tmp.Xy12" / "deep"
     assert (work / "hard").stat().st_ino == (work / "data").stat().st_ino
     assert (work / "sparse").stat().st_blocks * 512 < 1 << 20
-    assert site.restore_files().made == {}  # identical ones are accepted
+    assert site.restore_files().inodes == {}  # identical ones are accepted
 
 
 @pytest.mark.parametrize("age", ["older", "newer"])
@@ -238,7 +238,7 @@ def test_restore_follows_no_link(site: Site, open_path: Path, where: str) -> Non
         (site.tmp / "dir").mkdir()
         (site.tmp / "dir" / "file").symlink_to(aim / "file")
         hand_over(site.tmp)
-        assert site.restore_files().kept == [str(site.tmp / "dir" / "file")]
+        assert site.restore_files().kept_paths == [str(site.tmp / "dir" / "file")]
     assert list(aim.iterdir()) == []
 
 
@@ -331,7 +331,7 @@ def test_existing_file_with_other_contents_is_kept(site: Site) -> None:
     (site.tmp / "dir").mkdir()
     (site.tmp / "dir" / "a").write_text("theirs")
     hand_over(site.tmp)
-    assert site.restore_files().kept == [str(site.tmp / "dir" / "a")]
+    assert site.restore_files().kept_paths == [str(site.tmp / "dir" / "a")]
     assert (site.tmp / "dir" / "a").read_text() == "theirs"
     assert (site.tmp / "dir" / "b").read_text() == "ours"
 
@@ -344,8 +344,8 @@ def test_files_of_a_killed_attempt_are_replaced(site: Site) -> None:
     site.restore_files()
     (site.tmp / "a").write_text("changed by the lost attempt")
     with using(site.tmp / "a"):
-        assert site.restore_files().kept == [str(site.tmp / "a")]
-    assert site.restore_files().kept == []
+        assert site.restore_files().kept_paths == [str(site.tmp / "a")]
+    assert site.restore_files().kept_paths == []
     assert (site.tmp / "a").read_text() == "image"
 
 
@@ -356,7 +356,7 @@ def test_failed_restore_leaves_nothing(site: Site) -> None:
     (site.tmp / "b").write_text("x")
     site.save()
     clear(site.tmp)
-    made = site.restore_files().made
+    made = site.restore_files().inodes
     assert len(made) == 3
     site.files.remove(Process(os.getpid()).id, made, OWNER)
     assert list(site.tmp.iterdir()) == []
@@ -459,7 +459,7 @@ def test_record_that_cannot_be_read_is_kept(site: Site) -> None:
         site.record.read()
     assert not site.record.write(lambda facts: replace(facts, required="c1"))
     assert site.record.path.read_text() == "{"
-    assert site.record.known().created == {}
+    assert site.record.read_or_default().created == {}
 
 
 # --- whose files they are
@@ -591,7 +591,7 @@ def test_files_of_another_user_are_not_used(site: Site, what: str) -> None:
     hand_over(site.tmp)
     os.chown(path, OWNER.uid + 1, OWNER.gid)
     path.chmod(0o777)
-    kept = site.restore_files().kept
+    kept = site.restore_files().kept_paths
     assert str(path) in kept
     left = {item.name for item in below.iterdir()}
     assert left == (set() if what in ("parent", "above") else {"file", "fifo"})

@@ -19,7 +19,7 @@ from slurm_affinode.checkpoint.image import writer as image_writer
 from slurm_affinode.checkpoint.image.block_io import Limiter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
-from slurm_affinode.checkpoint.store.transfer import How
+from slurm_affinode.checkpoint.store.transfer import CopyMode
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 from ..conftest import JOB, KEY, LATER, MANIFEST
@@ -335,7 +335,7 @@ def test_interrupted_copy_is_continued(
             raise OSError(28, "No space left on device")
 
     with pytest.raises(NoRoom, match="No space left"):
-        store.copy(image, shared, How(Limiter(0), progress=stop))
+        store.copy(image, shared, CopyMode(Limiter(0), progress=stop))
     assert shared.find(LATER) is None
     half = shared.path / JOB.name / "0001.tmp" / "criu" / "pages-1.img"
     begun = half.stat().st_size

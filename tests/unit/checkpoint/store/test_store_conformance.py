@@ -16,16 +16,16 @@ from slurm_affinode.checkpoint.image import compression, digest
 from slurm_affinode.checkpoint.image.block_io import Limiter
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.store.tiers import filesystem
-from slurm_affinode.checkpoint.store.transfer import How
+from slurm_affinode.checkpoint.store.transfer import CopyMode
 
 from ..conftest import KEY, LATER, MANIFEST
 
 HOST_MEMORY = Path("/dev/shm")  # noqa: S108 - a file system, whatever its names
 HOWS = {
-    "memory": How(Limiter(0), read_direct=True),
-    "disk": How(Limiter(0), write_direct=True),
-    "shared": How(Limiter(0), read_direct=True, write_direct=True),
-    "compressed": How(Limiter(0), read_direct=True, write_direct=True, level=3),
+    "memory": CopyMode(Limiter(0), read_direct=True),
+    "disk": CopyMode(Limiter(0), write_direct=True),
+    "shared": CopyMode(Limiter(0), read_direct=True, write_direct=True),
+    "compressed": CopyMode(Limiter(0), read_direct=True, write_direct=True, level=3),
 }
 """The settings with which ``Tiers.move`` copies to each tier."""
 

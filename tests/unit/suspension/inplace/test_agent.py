@@ -252,7 +252,7 @@ def test_policy_for_jobs_in_place() -> None:
 )
 def test_pending_job_is_no_pressure_on_job_in_place(shares: bool | None, message: str) -> None:
     """The suspension keeps the allocation: the pending job could not start, whether the queue is known or not."""
-    waiting = Waiting(131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, cpus=1, memory_mib=500)
+    waiting = Waiting(131, "131", ("gpu",), "Resources", is_held=False, priority=10, gpus=1, cpus=1, memory_mib=500)
     job = replace(JOB, shares_gpus=shares)
     for queue in ((waiting,), (), None):
         decision = decide(SuspendPolicy(), job, replace(QUIET, waiting=queue))

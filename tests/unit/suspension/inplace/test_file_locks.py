@@ -62,11 +62,11 @@ def test_lock_of_a_real_process_is_awaited(tmp_path: Path, kind: str) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
         else:
             subprocess.run(("flock", str(file.fileno())), pass_fds=(file.fileno(),), check=True)
-        held = locks.held([os.getpid()])
+        held = locks.locks_of([os.getpid()])
         own_locks = frozenset(item for item in held if item[4].endswith(f":{path.stat().st_ino}"))
         assert len(own_locks) == 1
         assert locks.awaited({7: own_locks}, {}) == {}
         with waiter(path) as pid:
             wait_until("it waits", lambda: locks.awaited({7: own_locks}, {}), lambda result: result == {7: pid})
             assert locks.awaited({7: own_locks}, {7: (pid,)}) == {}
-    assert not [lock for lock in locks.held([os.getpid()]) if lock in own_locks]
+    assert not [lock for lock in locks.locks_of([os.getpid()]) if lock in own_locks]

@@ -50,7 +50,7 @@ def test_forking_job_is_frozen_and_thawed(job: Job) -> None:
     stop(sleeping.pid)
     before = stopped(freezer.members(job.init, job.started))
     assert sleeping.pid in before
-    how = freezer.how(freezer.members(job.init, job.started), job.init)
+    how = freezer.mechanism(freezer.members(job.init, job.started), job.init)
     assert how == SIGNALS
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     members = freezer.members(job.init, job.started)
@@ -98,9 +98,9 @@ def test_pending_signal_of_stopped_process_is_detected(job: Job) -> None:
     assert freezer.calls(pids) == frozenset()
     os.kill(sleeping, signal.SIGTERM)
     assert freezer.calls(pids) == {(sleeping, signal.SIGTERM)}
-    assert freezer.ended(pids) is None
+    assert freezer.find_ended(pids) is None
     os.kill(sleeping, signal.SIGKILL)
-    assert wait_until("one has ended", lambda: freezer.ended(pids)) == sleeping
+    assert wait_until("one has ended", lambda: freezer.find_ended(pids)) == sleeping
 
 
 @needs_root
@@ -108,11 +108,11 @@ def test_suspension_by_slurm_is_detected_by_shepherd(job: Job) -> None:
     """Slurm stops the whole job with the PID 1 of its namespace, which our own freeze spares."""
     freezer = LinuxFreezer()
     freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
-    assert not freezer.held(job.init)
+    assert not freezer.is_stopped_by_slurm(job.init)
     os.kill(job.init, signal.SIGSTOP)
-    wait_until("it is held", lambda: freezer.held(job.init))
+    wait_until("it is held", lambda: freezer.is_stopped_by_slurm(job.init))
     os.kill(job.init, signal.SIGCONT)
-    wait_until("it is not held", lambda: not freezer.held(job.init))
+    wait_until("it is not held", lambda: not freezer.is_stopped_by_slurm(job.init))
 
 
 @needs_root
@@ -257,7 +257,7 @@ def test_job_in_cgroup_of_slurm_is_frozen_without_signals(task_cgroup: Path, job
     enter(task_cgroup, job)
     stop(sleeping.pid)
     before = stopped(freezer.members(job.init, job.started))
-    how = freezer.how(freezer.members(job.init, job.started), job.init)
+    how = freezer.mechanism(freezer.members(job.init, job.started), job.init)
     assert how == str(task_cgroup / CGROUP_NAME)
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     members = freezer.members(job.init, job.started)
@@ -267,7 +267,7 @@ def test_job_in_cgroup_of_slurm_is_frozen_without_signals(task_cgroup: Path, job
     assert (task_cgroup / "cgroup.procs").read_text().split() == [str(job.init)]
     assert stopped(members) == before
     assert freezer.moving((member.pid for member in members), how) is None
-    assert not freezer.held(job.init)
+    assert not freezer.is_stopped_by_slurm(job.init)
     size = job.size()
     time.sleep(0.2)
     assert job.size() == size
@@ -288,7 +288,7 @@ def test_job_that_is_killed_while_frozen_leaves_no_cgroup(task_cgroup: Path, job
     freezer = LinuxFreezer()
     sleeper(job, freezer)
     enter(task_cgroup, job)
-    how = freezer.how(freezer.members(job.init, job.started), job.init)
+    how = freezer.mechanism(freezer.members(job.init, job.started), job.init)
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     pids = [member.pid for member in freezer.members(job.init, job.started)]
     os.kill(job.init, signal.SIGKILL)
@@ -308,7 +308,7 @@ def test_job_with_cgroups_of_its_own_is_stopped_by_signals(task_cgroup: Path, jo
     container.mkdir()
     (container / "cgroup.procs").write_text(str(sleeping.pid))
     try:
-        assert freezer.how(freezer.members(job.init, job.started), job.init) == SIGNALS
+        assert freezer.mechanism(freezer.members(job.init, job.started), job.init) == SIGNALS
     finally:
         (task_cgroup / "cgroup.procs").write_text(str(sleeping.pid))
         container.rmdir()
@@ -405,7 +405,7 @@ def test_cgroup_of_job_alone_is_frozen(tmp_path: Path, version: int, monkeypatch
     freezer = fake(tmp_path, {7: "S", 8: "S"}, line)
     group = make_cgroup(tmp_path / top / "job" / "inside", [7], **files)
     make_cgroup(group / "deeper", [8])
-    how = freezer.how(freezer.members(1, 7), 1)
+    how = freezer.mechanism(freezer.members(1, 7), 1)
     assert how == str(group)
     if version == 2:
         (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
@@ -431,7 +431,7 @@ def test_cgroup_with_other_processes_is_not_used(tmp_path: Path) -> None:
     """Slurm's own cgroup also holds the shepherd, which must receive signals."""
     freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
     make_cgroup(tmp_path / "cgroup" / "job", [1, 7], **{"cgroup.freeze": "0"})
-    assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
+    assert freezer.mechanism(freezer.members(1, 7), 1) == SIGNALS
 
 
 @pytest.mark.usefixtures("of_files")
@@ -440,9 +440,9 @@ def test_suspension_by_freezer_cgroup_is_detected(tmp_path: Path) -> None:
     freezer = fake(tmp_path, {1: "S", 7: "S"}, "0::/slurm/step\n")
     group = make_cgroup(tmp_path / "cgroup" / "slurm" / "step", [1, 7], **{"cgroup.freeze": "0"})
     (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-    assert not freezer.held(1)
+    assert not freezer.is_stopped_by_slurm(1)
     (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
-    assert freezer.held(1)
+    assert freezer.is_stopped_by_slurm(1)
 
 
 @pytest.mark.usefixtures("of_files")
@@ -465,8 +465,8 @@ def test_path_outside_cgroups_is_not_followed(tmp_path: Path, line: str) -> None
     (tmp_path / "cgroup" / "link").symlink_to(tmp_path / "outside")
     knobs = {"cgroup.freeze": "0", "cgroup.events": "frozen 1\n", "freezer.state": "FROZEN"}
     group = make_cgroup(tmp_path / "outside" / "job", [7], **knobs)
-    assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
-    assert not freezer.held(1)
+    assert freezer.mechanism(freezer.members(1, 7), 1) == SIGNALS
+    assert not freezer.is_stopped_by_slurm(1)
     for path in (group, tmp_path / "cgroup" / ".." / "outside" / "job", tmp_path / "cgroup" / "link" / "job"):
         with pytest.raises(FreezeError, match="job: "):
             freezer.freeze(1, 7, str(path), timeout_s=3)
@@ -477,7 +477,7 @@ def test_directory_on_another_file_system_is_rejected(tmp_path: Path) -> None:
     """Nothing is written to files outside cgroupfs."""
     freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
     group = make_cgroup(tmp_path / "cgroup" / "job", [7], **{"cgroup.freeze": "0", "cgroup.events": "frozen 1\n"})
-    assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
+    assert freezer.mechanism(freezer.members(1, 7), 1) == SIGNALS
     with pytest.raises(FreezeError, match="not on a file system of cgroups"):
         freezer.freeze(1, 7, str(group), timeout_s=3)
     assert (group / "cgroup.freeze").read_text() == "0"

@@ -259,7 +259,7 @@ own = sockets.of_processes([first])
 os.kill(first, signal.SIGKILL)
 os.waitpid(first, 0)
 fork_as(200, 8002)
-for space in own.held.values():
+for space in own.namespaces.values():
     diag = sockets._open(space)
     print(sorted(sock.port for sock in diag.dump().values() if sock.port in (8001, 8002)))
 """

@@ -55,13 +55,13 @@ def test_limits_are_raised_and_restored(site: CgroupSite) -> None:
     assert site.values(7) == [92 * GIB] * 2
     unlimited = site.directories[7] / "step_batch" / ("task_0" if site.version == 1 else "")
     assert (unlimited / LIMIT[site.version]).read_text().strip() in ("max", "9223372036854771712")
-    assert limits.raised(7) == 60 * GIB
+    assert limits.raised_bytes(7) == 60 * GIB
     site.use(7, 70 * GIB)
     assert not limits.lower(7)
     site.use(7, 10 * GIB)
     assert limits.lower(7)
     assert site.values(7) == [32 * GIB] * 2
-    assert (limits.raised(7), site.records(), site.killed) == (0, [], [])
+    assert (limits.raised_bytes(7), site.records(), site.killed) == (0, [], [])
 
 
 def test_limit_with_room_is_not_raised(site: CgroupSite) -> None:
@@ -183,7 +183,7 @@ def test_raised_limit_is_not_raised_again(site: CgroupSite) -> None:
     for agent in (limits, site.limits()):
         with pytest.raises(MemoryLimitError, match=r"still raised for an earlier suspension: the job still uses more"):
             agent.make_room(7, INIT, 2 * GIB, spare)
-        assert (site.values(7), agent.raised(7)) == ([12 * GIB] * 2, 8 * GIB)
+        assert (site.values(7), agent.raised_bytes(7)) == ([12 * GIB] * 2, 8 * GIB)
     site.use(7, 3 * GIB)
     assert limits.make_room(7, INIT, 2 * GIB, spare) == 2 * GIB
     assert site.values(7) == [6 * GIB] * 2
@@ -202,7 +202,7 @@ def test_unreadable_record_is_kept(site: CgroupSite, monkeypatch: pytest.MonkeyP
         patch.setattr(Path, "read_text", exhausted)
         limits.tend(list, unexpected)
         assert not limits.lower(7)
-        assert limits.raised(7) is None
+        assert limits.raised_bytes(7) is None
         with pytest.raises(MemoryLimitError):
             limits.make_room(7, INIT, GIB, spare)
     assert (site.values(7), site.records()) == ([12 * GIB] * 2, ["7.json"])
@@ -303,7 +303,7 @@ def test_allocated_memory_of_other_jobs(site: CgroupSite) -> None:
 
     def allocated() -> tuple[int, int, int]:
         memory = limits.allocated(7, INIT)
-        return sum(memory.limits.values()) // GIB, memory.unused // GIB, memory.raised // GIB
+        return sum(memory.limits.values()) // GIB, memory.unused // GIB, memory.raised_bytes // GIB
 
     assert allocated() == (60, 15, 0)
     limits.make_room(8, Id(PID + 1, 1), 100 * GIB, spare)
@@ -425,7 +425,7 @@ def test_limit_of_suspended_job_stays_raised(site: CgroupSite) -> None:
     limits = site.limits()
     limits.tend(lambda: [7], unexpected)
     assert site.values(7) == [12 * GIB] * 2
-    assert limits.raised(7) == 8 * GIB
+    assert limits.raised_bytes(7) == 8 * GIB
     limits.make_room(7, INIT, 20 * GIB, spare)  # for a restore that begins again
     assert min(site.values(7)) >= 21 * GIB
     limits.tend(list, unexpected)

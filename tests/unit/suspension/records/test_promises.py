@@ -15,7 +15,7 @@ from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.suspension.records.promises import SETTLE_S, Promises
 
 KEY = bytes(32)
-WAITING = Waiting(99, "99", ("gpu",), "Resources", held=False, priority=1, gpus=1)
+WAITING = Waiting(99, "99", ("gpu",), "Resources", is_held=False, priority=1, gpus=1)
 
 
 class Clock:

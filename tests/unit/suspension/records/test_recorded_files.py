@@ -28,7 +28,7 @@ EXPECTED = json.loads((DATA / "expected.json").read_text())
 JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
 LATER = 1760009999.0
 IN_PLACE = sorted(name for name, item in EXPECTED.items() if item["sleeper"] is not None)
-OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "how", "since_epoch", "on_request")
+OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "since_epoch", "on_request")
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +109,9 @@ def test_recorded_journal_in_place_is_taken_over(tmp_path, name):
     assert {item: getattr(sleeper.facts, item) for item in OF_A_SLEEPER} == {
         item: expected[item] for item in OF_A_SLEEPER
     }
+    assert sleeper.facts.mechanism == expected["how"]
     assert sleeper.announced == expected["told"]
-    assert (str(sleeper.facts.option), dict(sleeper.held)) == (expected["option"], expected["held"])
+    assert (str(sleeper.facts.option), dict(sleeper.needed_bytes)) == (expected["option"], expected["held"])
     assert (list(sleeper.cuda), sorted(sleeper.stay)) == (expected["cuda"], expected["stay"])
     assert sorted(sleeper.facts.calls) == [tuple(call) for call in expected["calls"]]
     assert json.loads(json.dumps(states_of(sleeper.facts.before))) == expected["before"]

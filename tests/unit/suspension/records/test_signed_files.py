@@ -311,7 +311,7 @@ def test_forged_promise_is_ignored(tmp_path: Path, text: str) -> None:
     promises_of_c1.refresh()
     assert promises_of_c1.known() == ()
     (tmp_path / "promises" / "test.99.0").write_text(text)
-    waiting = Waiting(99, "99", ("gpu",), "Resources", held=False, priority=1, gpus=1)
+    waiting = Waiting(99, "99", ("gpu",), "Resources", is_held=False, priority=1, gpus=1)
     assert promises_of_c1.take(waiting, 1) == "test.99.0"
 
 
@@ -347,7 +347,7 @@ def use_promises(root: Path) -> None:
     promises = Promises(root, "alpha", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
     promises.refresh()
     with contextlib.suppress(AffinodeError):
-        promises.take(Waiting(7, "7", ("gpu",), "Resources", held=False, priority=1, gpus=1), 1)
+        promises.take(Waiting(7, "7", ("gpu",), "Resources", is_held=False, priority=1, gpus=1), 1)
 
 
 def use_absences(root: Path) -> None:
