@@ -61,6 +61,10 @@ class _PluginError(AffinodeError):
     """The plugin does not work here."""
 
 
+class _NoLineError(_PluginError):
+    """No line loads the plugin."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Plugin:
     """An installed plugin."""
@@ -96,6 +100,11 @@ def check(suspend: SuspendConfig, slurm: Installed | None, *, fallback: Path = S
         plugin = _read(line, slurm.settings)
         _check_releases(plugin, slurm.version)
         _check_line(line, plugin, suspend)
+    except _NoLineError as error:
+        if suspend.dry_run and _empty(suspend.shared_store):
+            detail = f"{error}; suspend.dry_run is set, and the shared store has no images"
+            return Check(NAME, SKIPPED, detail, f"before suspend.dry_run is removed: {error.hint}")
+        return Check(NAME, PROBLEM, str(error), error.hint)
     except _PluginError as error:
         return Check(NAME, PROBLEM, str(error), error.hint)
     if plugin.release != __version__:
@@ -106,6 +115,18 @@ def check(suspend: SuspendConfig, slurm: Installed | None, *, fallback: Path = S
             "apt install ./slurm-affinode-node_*.deb ./slurm-affinode-spank_*.deb",
         )  # fmt: skip
     return Check(NAME, OK, f"{plugin.path}: release {plugin.release}, for Slurm {plugin.slurm}")
+
+
+def _empty(store: Path | None) -> bool:
+    """Return whether a store certainly has no image, which a node without the plugin would not restore."""
+    if store is None:
+        return True
+    try:
+        return next(store.iterdir(), None) is None
+    except FileNotFoundError:
+        return store.parent.is_dir()  # else its file system is not mounted
+    except OSError:
+        return False
 
 
 def _line(settings: Mapping[str, str], fallback: Path, suspend: SuspendConfig) -> PluginLine:
@@ -120,9 +141,10 @@ def _line(settings: Mapping[str, str], fallback: Path, suspend: SuspendConfig) -
         lines = [line for line in plugin_lines(path) if Path(line.plugin).name == PLUGIN]
     except OSError as error:
         file = error.filename or path
-        raise _PluginError(f"{file}: cannot be read ({error.strerror}): no job can be suspended", hint=hint) from None
+        kind = _NoLineError if isinstance(error, FileNotFoundError) else _PluginError
+        raise kind(f"{file}: cannot be read ({error.strerror}): no job can be suspended", hint=hint) from None
     if not lines:
-        raise _PluginError(f"{path}: no line loads {PLUGIN}: no job can be suspended", hint=hint)
+        raise _NoLineError(f"{path}: no line loads {PLUGIN}: no job can be suspended", hint=hint)
     return lines[0]
 
 

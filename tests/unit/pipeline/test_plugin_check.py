@@ -159,6 +159,45 @@ def test_plugin_of_another_release_that_the_agent_reads_is_reported(site: Site, 
     assert "apt install" in (check.hint or "")
 
 
+def dry(site: Site, store: Path) -> Site:
+    """Return the site with ``suspend.dry_run`` and another shared store."""
+    return replace(site, suspend=replace(site.suspend, dry_run=True, shared_store=store))
+
+
+@pytest.mark.parametrize("change", [_no_line, _no_plugstack])
+@pytest.mark.parametrize("exists", [False, True])
+def test_dry_run_without_images_needs_no_line(site: Site, change: Callable[[Site], None], *, exists: bool) -> None:
+    """The agent is installed before the plugin, with ``suspend.dry_run``; the hint says what is to be added."""
+    change(site)
+    store = site.root / "images"
+    if exists:
+        store.mkdir()
+    check = dry(site, store).check()
+    assert check.status == SKIPPED
+    assert check.detail.endswith("suspend.dry_run is set, and the shared store has no images")
+    assert check.hint.startswith("before suspend.dry_run is removed: add to ")
+    assert f"store={store}" in check.hint
+
+
+def test_dry_run_with_images_needs_the_line(site: Site) -> None:
+    """A job that was suspended before would start from the beginning on this node."""
+    _no_line(site)
+    store = site.root / "images"
+    (store / "alpha.4711").mkdir(parents=True)
+    assert dry(site, store).check().status == PROBLEM
+
+
+def test_dry_run_with_store_that_is_not_mounted_needs_the_line(site: Site) -> None:
+    """Whether it has images is unknown."""
+    _no_line(site)
+    assert dry(site, site.root / "shared" / "images").check().status == PROBLEM
+
+
+def test_dry_run_does_not_excuse_a_line_with_a_mistake(site: Site) -> None:
+    _no_file(site)
+    assert dry(site, site.root / "images").check().status == PROBLEM
+
+
 def test_file_sent_by_slurmctld_is_read(site: Site) -> None:
     """Nodes without configuration files have it in a directory of slurmd; a full path needs no ``PluginDir``."""
     _no_plugstack(site)
