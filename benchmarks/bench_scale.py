@@ -214,7 +214,8 @@ def model(measured: Constants, plan: Plan, workers: int) -> list[str]:
     print(f"  {rows:,} samples, {workers} workers: {seconds:.1f} s, predicted {predicted:.1f} s")
     for size in SIZES:
         tasks = size / kernel.MOST_ROWS
-        spans = ", ".join(f"{many}: {measured.seconds(size, many) / 60:.1f} min" for many in MANY)
+        hours = {many: measured.seconds(size, many) / 3600 for many in MANY}
+        spans = ", ".join(f"{many}: {hour * 60:.1f} min ({many * hour:.1f} core-hours)" for many, hour in hours.items())
         print(f"  {size:.0e} samples: {size * measured.disk_bytes / 1e9:,.0f} GB, {tasks:,.0f} tasks, "
               f"{size * measured.result_bytes / 1e9:.1f} GB of results; workers {spans}")  # fmt: skip
     return ["model"] if abs(predicted / seconds - 1) > MODEL_ERROR else []

@@ -57,7 +57,6 @@ class JobState:
 
     detector: IdleDetector
     inspected_s: float = -1e9
-    looked: bool = False
     refusals: tuple[Refusal, ...] = ()
     refusals_s: float = -1e9
     decision: Decision | None = None
