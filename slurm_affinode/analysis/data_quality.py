@@ -99,7 +99,7 @@ class Coverage:
 def describe(evidence: Coverage) -> DataQuality:
     """Return the counts and the issues found."""
     parents = evidence.mapped.left_out.to_list()
-    devices = evidence.devices.with_row_index("at").filter(~pl.col("at").is_in(parents))
+    devices = evidence.devices.with_row_index("at").filter(~pl.col("at").is_in(parents), _in_clusters(evidence))
     steps = devices.filter(pl.col("step_ms") > 0)["step_ms"].value_counts().sort("step_ms")
     mapped = dict(evidence.about["mapping"].value_counts().iter_rows())
     return DataQuality(
@@ -113,6 +113,12 @@ def describe(evidence: Coverage) -> DataQuality:
         gap_gpu_hours=evidence.totals.gap_ms / MS_PER_HOUR,
         issues=tuple(issue for issue in _issues(evidence) if issue is not None),
     )
+
+
+def _in_clusters(evidence: Coverage) -> pl.Expr:
+    """Return whether a device may belong to the clusters of the report."""
+    clusters = evidence.query.clusters
+    return pl.col("cluster").is_in(clusters).fill_null(value=True) if clusters else pl.lit(value=True)
 
 
 def _issues(evidence: Coverage) -> Iterable[QualityIssue | None]:
@@ -279,7 +285,7 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
     """
     cells, devices, query = evidence.cells, evidence.devices, evidence.query
     idle = np.bincount(cells.device, weights=evidence.totals.sums[:, SUMS.index("idle")], minlength=len(devices))
-    never = devices.filter(pl.Series(idle == 0), pl.col("rows") >= LONG_ROWS)
+    never = devices.filter(pl.Series(idle == 0), pl.col("rows") >= LONG_ROWS, _in_clusters(evidence))
     if never.is_empty():
         return None
     free = pl.col("fb_used_mib") <= FREE_MIB
@@ -409,16 +415,17 @@ _WORDS = {"pci": "PCI address", "index": "index", "mig_profile": "MIG profile", 
 
 def _several_names(evidence: Coverage) -> QualityIssue | None:
     """Report GPUs whose index, PCI address or model is not known, because the metrics have several."""
-    names = several_names(evidence.index.names)
+    devices = evidence.devices.filter(_in_clusters(evidence))
     several = (
-        names.join(evidence.devices, on="device", how="semi")
+        several_names(evidence.index.names)
+        .join(devices, on="device", how="semi")
         .group_by("device", "column")
         .agg(pl.col("value").unique().sort())
         .sort("device", "column")
     )
     if several.is_empty():
         return None
-    matches = evidence.devices.join(several, on="device", how="inner", maintain_order="left")
+    matches = devices.join(several, on="device", how="inner", maintain_order="left")
     examples = matches.head(EXAMPLES)
     return QualityIssue(
         code="several-names",

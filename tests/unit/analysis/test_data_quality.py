@@ -137,6 +137,19 @@ def test_quality_counts_follow_user_filter(analysed: Analysed, samples: Rows, jo
     assert (quality.job_runs, quality.mapped_runs["whole-node"]) == (1, 1)
 
 
+def test_other_clusters_of_the_store_are_not_described(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The other cluster has more nodes, another interval, a model that never reads 0, and a GPU with two indexes."""
+    rows = samples(TIMES, util_pct=50)
+    gpu = {"cluster": "other", "node": "m1", "uuid": "GPU-1", "util_pct": 0, "fb_used_mib": 3.0, "dram_active": 0.0008}
+    rows += samples(TIMES, **gpu) + samples([10.0 * k for k in range(9)], **{**gpu, "node": "m2", "uuid": "GPU-2"})
+    rows += samples([9000.0 + k for k in range(9)], **{**gpu, "index": 7})
+    runs = jobs({"start": 0, "end": 7200})
+    assert {"never-zero", "several-names"} <= codes(analysed(rows, runs, until=3 * HOUR))
+    quality = analysed([], runs, until=3 * HOUR, clusters=("c",)).quality
+    assert (quality.samples, quality.devices, quality.nodes, quality.steps_s) == (120, 1, 1, {60.0: 1})
+    assert quality.issues == ()
+
+
 def test_running_job_with_stale_accounting_is_reported(analysed: Analysed, jobs: Jobs) -> None:
     """Such a run counts as running until the end, but only its last record is certain; a one-day delay is normal."""
     outcome = jobs(
