@@ -307,7 +307,7 @@ def _of_files(tree: TreeFacts, cuda_users: Collection[int]) -> list[Refusal]:
         *_having(tree, _STUCK),
         *(process for process in _having(tree, _FAULTS) if process.pid not in cuda_users),
     ]
-    refuse("holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
+    refuse("holds something that cannot be dumped (perf, BPF, FUSE, KVM, fanotify, memfd_secret, userfaultfd)", stuck)
     for pattern, text in _UNDUMPABLE.items():
         refuse(text, _having(tree, re.compile(pattern)))
     for process in tree.processes:
