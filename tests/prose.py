@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,14 +47,16 @@ class Rules(NamedTuple):
     local: dict[str, tuple[Rule, ...]]
     """Path -> rules for all names in the files below it, also for those of local variables."""
     variables: dict[str, tuple[Rule, ...]]
-    """Path -> rules for the names of parameters and local variables in the files below it."""
+    """Path -> rules for all names but those of constants in the files below it."""
+    stored: dict[str, list[str]]
+    """Path of a file -> names of declarations in it that other releases know."""
 
     def all_names(self, path: str) -> tuple[Rule, ...]:
         """Return the rules for the names of local variables in a file."""
         return tuple(rule for place, rules in self.local.items() if path.startswith(place) for rule in rules)
 
     def variable_names(self, path: str) -> tuple[Rule, ...]:
-        """Return the rules for the names of parameters and local variables in a file."""
+        """Return the rules for all names but those of constants in a file."""
         return tuple(rule for place, rules in self.variables.items() if path.startswith(place) for rule in rules)
 
 
@@ -83,6 +85,7 @@ def read_rules(path: Path = RULES) -> Rules:
         tuple(Rule(re.compile(rf"(?:{words})"), advice) for words, advice in table["constants"].items()),
         local,
         variables,
+        table["stored"],
     )
 
 
@@ -163,13 +166,20 @@ def in_words(name: str) -> str:
 
 
 def check_names(
-    path: str, text: str, rules: Iterable[Rule], local: Iterable[Rule] = (), variables: Iterable[Rule] = ()
-) -> Iterator[Finding]:
+    path: str, text: str, rules: Iterable[Rule], local: Iterable[Rule] = (), variables: Iterable[Rule] = (), *,
+    stored: Collection[str] = (),
+) -> Iterator[Finding]:  # fmt: skip
     """Yield the names in a Python file that hold a word of the rules.
 
-    ``local``: rules for local variables, too. ``variables``: rules for parameters and local variables alone.
+    ``local``: rules for local variables, too. ``variables``: rules for all names but those of constants and, of
+    declarations, ``stored``.
     """
-    checks = ((python_names, rules), (local_names, local), (variable_names, variables))
+
+    def declared_names(text: str) -> Iterator[tuple[int, str]]:
+        yield from variable_names(text)
+        yield from ((line, name) for line, name in python_names(text) if not name.isupper() and name not in stored)
+
+    checks = ((python_names, rules), (local_names, local), (declared_names, variables))
     for names, applied in ((names, tuple(applied)) for names, applied in checks):
         for line, name in dict.fromkeys(names(text)) if applied else ():
             for rule in applied:
@@ -236,8 +246,9 @@ def main(arguments: list[str] | None = None) -> int:
         if file.endswith(".py"):
             strict = options.all or file.startswith(NAMED)
             findings += check_names(
-                file, text, rules.names if strict else (), rules.all_names(file), rules.variable_names(file)
-            )
+                file, text, rules.names if strict else (), rules.all_names(file), rules.variable_names(file),
+                stored=rules.stored.get(file, ()),
+            )  # fmt: skip
             findings += check_constants(file, text, rules.constants if strict else ())
     for finding in findings:
         print(finding)

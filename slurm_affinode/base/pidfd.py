@@ -711,7 +711,7 @@ def _is_below(namespace_fd: int) -> bool:
                 return True
 
 
-_held: dict[Id, Namespace] = {}
+_open_namespaces: dict[Id, Namespace] = {}
 _held_lock = threading.Lock()
 
 
@@ -724,11 +724,11 @@ def namespace(init: Id, *, process: Process | None = None, proc: Path = PROC) ->
     if proc != PROC:
         return Namespace(process or Process(init.pid, started=init.started, proc=proc), proc=proc)
     with _held_lock:
-        for ended_init in [key for key, entry in _held.items() if entry.init.ended()]:
-            del _held[ended_init]  # its users still hold it
-        cached_namespace = _held.get(init)
+        for ended_init in [key for key, entry in _open_namespaces.items() if entry.init.ended()]:
+            del _open_namespaces[ended_init]  # its users still hold it
+        cached_namespace = _open_namespaces.get(init)
     if cached_namespace is None:
         new_namespace = Namespace(process or Process(init.pid, started=init.started))
         with _held_lock:
-            cached_namespace = _held.setdefault(init, new_namespace)
+            cached_namespace = _open_namespaces.setdefault(init, new_namespace)
     return cached_namespace

@@ -23,7 +23,7 @@ from slurm_affinode.engines.store import ENGINES
 from slurm_affinode.metrics import ingest
 from slurm_affinode.metrics.ingest import Advance, FileOutcome, FileReader, IngestSummary
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken
+from slurm_affinode.metrics.parquet.writer import AddedSource, Prepared, SampleSource
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.lines import blocks_of
 
@@ -157,7 +157,7 @@ def ingest_scrapes(
     totals = EngineTotals()
     run = ingest.SourceRun(options, None, frozenset(), now, lambda count: None, reader=file_reader(None, totals))
 
-    def take(url: str, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
+    def take(url: str, add: Callable[[Iterator[Prepared], SampleSource], AddedSource]) -> None:
         def read(notes: ReadingNotes) -> tuple[str, Iterator[pl.DataFrame], None]:
             return "scrape", samples_of(scrape(url, now=now), store, options, notes), None
 

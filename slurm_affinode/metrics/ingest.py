@@ -22,7 +22,14 @@ from slurm_affinode.base.errors import AffinodeError, DiskError, InputError, Unr
 from slurm_affinode.metrics.ahead import ItemSource, read_ahead
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
-from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared, prepared_parts
+from slurm_affinode.metrics.parquet.writer import (
+    AddedSource,
+    Prepared,
+    SampleSource,
+    WrittenTotals,
+    prepared,
+    prepared_parts,
+)
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, RejectedLine
 from slurm_affinode.metrics.readers.exposition import FileSamples
@@ -250,14 +257,14 @@ class _Ready:
     digest: str
 
 
-def count(frames: Iterator[Prepared], source: SampleSource) -> Taken:
+def count(frames: Iterator[Prepared], source: SampleSource) -> AddedSource:
     """Count samples; replaces ``Writer.add`` in a dry run."""
     rows, times = 0, set[int]()
     for frame in frames:
         rows += len(frame.rows)
         times.update(int(time) for time in frame.rows["time"].dt.epoch("ms").unique())
         times = {min(times), max(times)} if times else times
-    return Taken(source, rows, min(times, default=None), max(times, default=None))
+    return AddedSource(source, rows, min(times, default=None), max(times, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +318,7 @@ class SourceRun:
         """Bytes of the current file that were passed to ``advance``."""
 
     def take(
-        self, paths: Sequence[Path], add: Callable[[Iterator[Prepared], SampleSource], Taken]
+        self, paths: Sequence[Path], add: Callable[[Iterator[Prepared], SampleSource], AddedSource]
     ) -> Iterator[Path]:  # fmt: skip
         """Ingest files in their order, and yield each one when it was ingested.
 
@@ -356,7 +363,7 @@ class SourceRun:
         return *self._reader.read(path, self._options, notes, self._format, advance), digest
 
     def _take(
-        self, path: Path, items: Iterator[_Item], add: Callable[[Iterator[Prepared], SampleSource], Taken]
+        self, path: Path, items: Iterator[_Item], add: Callable[[Iterator[Prepared], SampleSource], AddedSource]
     ) -> None:  # fmt: skip
         """Ingest the next file of ``items``."""
         self._current, self._reported_bytes = path, 0
@@ -432,7 +439,7 @@ class SourceRun:
             [ReadingNotes],
             tuple[str, Iterator[pl.DataFrame] | Iterator[Prepared] | Iterator[pl.DataFrame | Prepared], str | None],
         ],
-        add: Callable[[Iterator[Prepared], SampleSource], Taken],
+        add: Callable[[Iterator[Prepared], SampleSource], AddedSource],
         *,
         origin: str | None = None,
     ) -> None:
@@ -456,7 +463,7 @@ class SourceRun:
         except AffinodeError as error:
             self._outcomes[name] = _failure(name, notes, error, started, self._now())
 
-    def landed(self, additions: Sequence[Taken]) -> None:
+    def landed(self, additions: Sequence[AddedSource]) -> None:
         """Record that files are durable, which may happen before ``take`` returns for the last of them."""
         self._durable += [entry.source.name for entry in additions]
 
@@ -534,7 +541,7 @@ def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes, reader: FileRead
     )
 
 
-def _outcome(notes: ReadingNotes, addition: Taken, started: datetime, finished: datetime) -> FileOutcome:
+def _outcome(notes: ReadingNotes, addition: AddedSource, started: datetime, finished: datetime) -> FileOutcome:
     return FileOutcome(
         notes.name,
         "taken",

@@ -104,7 +104,7 @@ class Outcome:
     def of_json(cls, line: str) -> Outcome:
         """Return the outcome from such a line."""
         value = json.loads(line)
-        failures = [Failure(gpu["index"], bytes.fromhex(gpu["data"]), gpu["what"]) for gpu in value.pop("failures")]
+        failures = [Failure(row["index"], bytes.fromhex(row["data"]), row["what"]) for row in value.pop("failures")]
         return cls(**value, failures=failures)
 
 

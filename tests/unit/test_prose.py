@@ -61,6 +61,17 @@ def test_names_of_local_variables_are_checked_below_some_paths() -> None:
     assert RULES.all_names("hatch_build.py") == ()
 
 
+def test_names_of_declarations_are_checked_unless_they_are_stored() -> None:
+    text = (
+        "HELD = 1\nclass Taken:\n    at: int\n    def known(self): self.others = HELD\n    def kept_rows(self): ...\n"
+    )
+    rules = RULES.variable_names("slurm_affinode/base/a.py")
+    names = {finding.phrase for finding in prose.check_names("a.py", text, (), (), rules, stored=["at"])}
+    assert names == {"Taken", "known", "others"}
+    for path, stored in RULES.stored.items():
+        assert set(stored) <= {name for _, name in prose.python_names((prose.ROOT / path).read_text())}
+
+
 @pytest.mark.parametrize(
     ("path", "text", "expected"),
     [
@@ -110,8 +121,8 @@ def test_a_path_of_several_tables_has_the_rules_of_all() -> None:
         "others",
     ],
 )
-def test_word_without_noun_is_no_name_of_a_variable(word: str) -> None:
-    """Rejected as a parameter and as a variable, but not as a field, and not with a noun."""
+def test_word_without_noun_is_no_name(word: str) -> None:
+    """Rejected as a parameter, a variable and a field, but not with a noun."""
     rules = RULES.variable_names("slurm_affinode/suspension/wake.py")
     text = (
         f"def f({word}, _{word}_jobs): ...\ndef g():\n    {word} = {word}_jobs = 1\n"
@@ -119,7 +130,7 @@ def test_word_without_noun_is_no_name_of_a_variable(word: str) -> None:
         f"def h():\n    try: ...\n    except OSError as {word}: ...\nclass C:\n    {word}: int\n"
     )
     lines = sorted(finding.line for finding in prose.check_names("a.py", text, (), (), rules))
-    assert lines == [1, 3, 4, 5, 8]
+    assert lines == [1, 3, 4, 5, 8, 10]
 
 
 def test_markdown_code_is_not_checked() -> None:

@@ -268,13 +268,13 @@ def names_of(index: bytes) -> set[str]:
 def _parsed(data: bytes) -> tuple[tuple[int, int], list[NamedFile]]:
     try:
         index = json_values.table(json_values.loads(data))
-        named = [_listed(row) for row in json_values.typed(list, index["files"])]
+        named = [_file_of_index(row) for row in json_values.typed(list, index["files"])]
         return (json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID)), named
     except (ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
 
 
-def _listed(value: object) -> NamedFile:
+def _file_of_index(value: object) -> NamedFile:
     """Decode a file of the index. Raises ``ValueError``."""
     removed = json_values.record(NamedFile, value)
     if any("/" in name or "\0" in name for name in (removed.name, removed.aside)) or "\0" in removed.directory:

@@ -133,7 +133,7 @@ def _save(
     total = promised = 0
     with ExitStack() as stack:
         try:
-            members = _held(tree, stack)
+            members = _open_members(tree, stack)
             if not members:
                 return 0
             first = stack.enter_context(Process(init.pid, started=init.started))
@@ -189,7 +189,7 @@ def _encoded(index: Mapping[str, object]) -> bytes:
     return data
 
 
-def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
+def _open_members(tree: Collection[Id], stack: ExitStack) -> list[Process]:
     """Return the processes that still exist, without zombies.
 
     A zombie has no files, and one made by a restore belongs to root.
@@ -462,7 +462,7 @@ def names_of(index: bytes) -> set[str]:
     """Return the paths of the files in the index of a checkpoint image. Raises ``RestoreFailed``."""
     try:
         files = json_values.typed(list, json_values.table(json_values.loads(index))["files"])
-        return {_listed(row).path for row in files}
+        return {_file_of_index(row).path for row in files}
     except (ValueError, KeyError) as error:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
 
@@ -667,7 +667,7 @@ def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
         index = json_values.table(
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=LIMIT))
         )
-        files = [_listed(row) for row in json_values.typed(list, index["files"])]
+        files = [_file_of_index(row) for row in json_values.typed(list, index["files"])]
         _check_links(files)
         uid = json_values.whole(index["uid"], MOST_ID)
     except (ImageDamaged, ValueError, KeyError) as error:
@@ -677,7 +677,7 @@ def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
     return files
 
 
-def _listed(value: object) -> LocalFile:
+def _file_of_index(value: object) -> LocalFile:
     """Return a file of the index. Raises ``ValueError``."""
     file = json_values.record(LocalFile, value)
     json_values.whole(file.mode, 0o7777)
@@ -704,7 +704,7 @@ def _check_links(files: Iterable[LocalFile]) -> None:
 class Leftovers:
     """Files of earlier attempts of the job that may be replaced."""
 
-    known: Mapping[str, FileIdentity]
+    created_files: Mapping[str, FileIdentity]
     """Path -> the file that a restore of the job has created there."""
     uid: int
     used: Collection[tuple[int, int]]
@@ -719,7 +719,7 @@ class Leftovers:
         finally:
             os.close(fd)
         replaceable = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
-        if not replaceable or identity != self.known.get(path):
+        if not replaceable or identity != self.created_files.get(path):
             what = f"exists already, and is another file: if it is not needed, remove it from {os.uname().nodename}"
             raise OSError(errno.EEXIST, what, path)
         if _inode(facts) in self.used:

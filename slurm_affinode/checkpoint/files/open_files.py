@@ -765,10 +765,10 @@ class _Open:
     name: str
     """Path below the process's directory in ``/proc``: refers to the file itself, whatever its own name refers to now.
     """
-    how: int
+    access: int
     """``R_OK``, ``W_OK`` or both; 0: opened as a path only."""
     key: _Key | None = None
-    """For a mapping: the file as ``/proc/PID/maps`` names it, and ``how``."""
+    """For a mapping: the file as ``/proc/PID/maps`` names it, and ``access``."""
 
 
 class OpenFiles:
@@ -787,7 +787,7 @@ class OpenFiles:
             facts = os.fstat(fd)
             inode = facts.st_dev, facts.st_ino
             self._rights[inode] = self._rights.get(inode, 0) | _access_of(fcntl.fcntl(fd, fcntl.F_GETFL))
-        self._known: set[_Key] = set()
+        self._permitted_keys: set[_Key] = set()
 
     def strange(self, process: Process) -> str | None:
         """Return the name of a file of the process that was not passed with this access, or ``None``.
@@ -795,11 +795,11 @@ class OpenFiles:
         Files without a name are ignored. Raises ``OSError`` if the files cannot be determined.
         """
         for file in _files(process):
-            if file.key is None or file.key not in self._known:
+            if file.key is None or file.key not in self._permitted_keys:
                 if not self._is_permitted(process, file):
                     return process.link(file.name)
                 if file.key is not None:
-                    self._known.add(file.key)
+                    self._permitted_keys.add(file.key)
         for number in process.names("fd"):
             if process.link(f"fd/{number}") == _INOTIFY:
                 for device, inode in watched(process.read(f"fdinfo/{number}")):
@@ -807,22 +807,22 @@ class OpenFiles:
                         return f"inode {inode}, which it watches"
         return None
 
-    def _is_permitted(self, process: Process, gpu: _Open) -> bool:
-        facts = process.facts(gpu.name)  # the process is stopped, so the name still refers to the same file
+    def _is_permitted(self, process: Process, file: _Open) -> bool:
+        facts = process.facts(file.name)  # the process is stopped, so the name still refers to the same file
         inode = facts.st_dev, facts.st_ino
-        if inode in self._rights and not gpu.how & ~self._rights[inode]:
+        if inode in self._rights and not file.access & ~self._rights[inode]:
             return True
         if not facts.st_nlink or not stat.S_IFMT(facts.st_mode):
             return True
         if stat.S_ISCHR(facts.st_mode) and os.major(facts.st_rdev) in _TERMINAL_MAJORS:
             # CRIU has created it, or opened it by its number.
-            return facts.st_uid == self._user.uid or self._may_open(process, gpu)
+            return facts.st_uid == self._user.uid or self._may_open(process, file)
         return False
 
-    def _may_open(self, process: Process, gpu: _Open) -> bool:
-        fd = process.open(gpu.name, os.O_PATH)
+    def _may_open(self, process: Process, file: _Open) -> bool:
+        fd = process.open(file.name, os.O_PATH)
         try:
-            return as_user(self._user, partial(accessible, fd, gpu.how))
+            return as_user(self._user, partial(accessible, fd, file.access))
         finally:
             os.close(fd)
 

@@ -76,7 +76,7 @@ class StoreBucket(StoreDirectory):
         self._client = objects.client(place.url) if client is None else client
         self._now = now
         self._sleep = sleep
-        self._known: tuple[StoreManifest, Version] | None = None
+        self._last_read: tuple[StoreManifest, Version] | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class StoreBucket(StoreDirectory):
 
     def size(self, path: Path) -> int:
         """Return the size of a file of samples in bytes; 0 if it is not in the manifest."""
-        current, _ = self._read() if self._known is None else self._known
+        current, _ = self._read() if self._last_read is None else self._last_read
         samples_file = current.samples.get(_part_name(path))
         return 0 if samples_file is None else samples_file.size
 
@@ -145,11 +145,11 @@ class StoreBucket(StoreDirectory):
     def _read(self) -> tuple[StoreManifest, Version | None]:
         """Return the manifest and its version; no version if there is none."""
         try:
-            answer = self._client.get(manifest.FILE, None if self._known is None else self._known[1])
+            answer = self._client.get(manifest.FILE, None if self._last_read is None else self._last_read[1])
         except UnchangedError:
-            if self._known is None:
+            if self._last_read is None:
                 raise
-            return self._known
+            return self._last_read
         where = f"{self.url}/{manifest.FILE}"
         if answer is None:
             part = next((entry.name for entry in self._client.names() if _is_part(entry.name)), None)
@@ -160,8 +160,8 @@ class StoreBucket(StoreDirectory):
                 )
             return StoreManifest(), None
         content, version = answer
-        self._known = manifest.parsed(content.decode("utf-8", "replace"), where), version
-        return self._known
+        self._last_read = manifest.parsed(content.decode("utf-8", "replace"), where), version
+        return self._last_read
 
     def _log(self) -> tuple[str, Version | None]:
         answer = self._client.get(LOG)

@@ -31,7 +31,7 @@ from slurm_affinode.metrics.parquet.parts import (
     without_names,
 )
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
-from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals
+from slurm_affinode.metrics.parquet.writer import AddedSource, SampleSource, StoreWriter, WrittenTotals
 
 
 def _files(place: StorePlace) -> StoreDirectory:
@@ -164,7 +164,7 @@ class SampleStore:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def writer(self, *, on_landed: Callable[[Sequence[Taken]], None] | None = None) -> StoreWriter:
+    def writer(self, *, on_landed: Callable[[Sequence[AddedSource]], None] | None = None) -> StoreWriter:
         """Return a context to ingest sources; see ``Writer``. ``on_landed`` is called with sources that are durable."""
         return StoreWriter(self.files, on_landed=on_landed, table=self.table)
 

@@ -208,7 +208,7 @@ class SampleSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AddedSource:
     """A source that was read completely. Its samples are live when it is passed to ``on_landed``."""
 
     source: SampleSource
@@ -242,7 +242,7 @@ class StoreWriter:
     """
 
     def __init__(
-        self, files: StoreDirectory, *, on_landed: Callable[[Sequence[Taken]], None] | None = None,
+        self, files: StoreDirectory, *, on_landed: Callable[[Sequence[AddedSource]], None] | None = None,
         rows_at_once: int = ROWS_AT_ONCE, table: SampleTable = GPU,
     ) -> None:  # fmt: skip
         self._files = files
@@ -252,7 +252,7 @@ class StoreWriter:
         self._rows_at_once = max(1, rows_at_once // table.breadth)
         self._buffer: list[Prepared] = []
         self._buffered = 0
-        self._waiting: list[Taken] = []
+        self._waiting: list[AddedSource] = []
         self._samples = 0
         self._number = 0
         self._before: dict[date, int] = {}
@@ -284,7 +284,7 @@ class StoreWriter:
         finally:
             self._staging.close()
 
-    def add(self, frames: Iterable[pl.DataFrame | Prepared], source: SampleSource) -> Taken:
+    def add(self, frames: Iterable[pl.DataFrame | Prepared], source: SampleSource) -> AddedSource:
         """Add all ``frames`` (samples of the table) of ``source``; if ``frames`` raises, none of them is stored."""
         pending: list[Prepared] = []
         number = source_number(secrets.token_hex(8) if source.origin is None else source.origin)
@@ -308,7 +308,7 @@ class StoreWriter:
                     with writing(self._root):
                         staged += self._stage(pending)
                     pending, held_rows = [], 0
-            addition = Taken(source, rows, first, last)  # type: ignore[arg-type]
+            addition = AddedSource(source, rows, first, last)  # type: ignore[arg-type]
             if staged:
                 with writing(self._root):
                     staged += self._stage(pending)
@@ -352,7 +352,7 @@ class StoreWriter:
             staged.append((day, writer.entry))
         return staged
 
-    def _land(self, staged: Sequence[tuple[date, PartEntry]], additions: Sequence[Taken]) -> None:
+    def _land(self, staged: Sequence[tuple[date, PartEntry]], additions: Sequence[AddedSource]) -> None:
         sources = [(entry.source.name, entry.source.fingerprint) for entry in additions]
         before = self._files.land(self._staging.path, staged, sources)
         for day, _ in staged:

@@ -13,7 +13,7 @@ from slurm_affinode.base.times import utc
 from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary, SeenFiles, count, possible, sampling_steps
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
-from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals
+from slurm_affinode.metrics.parquet.writer import AddedSource, Prepared, SampleSource, WrittenTotals
 from slurm_affinode.metrics.prometheus.client import Client
 from slurm_affinode.metrics.prometheus.queries import (
     QueryReader,
@@ -118,7 +118,7 @@ class _Run:
         self._notes = notes
         self._advance = advance
         self._seen_files = SeenFiles(reader.checked, reader.table)
-        self._additions: list[Taken] = []
+        self._additions: list[AddedSource] = []
         self.position_ms = question.since_ms
         self.failure: AffinodeError | None = None
 
@@ -134,7 +134,7 @@ class _Run:
         else:
             self.position_ms = self._reader.question.until_ms
 
-    def take(self, window: Window, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
+    def take(self, window: Window, add: Callable[[Iterator[Prepared], SampleSource], AddedSource]) -> None:
         """Pass a window to the store."""
         name = self._notes.name
         self._additions.append(
