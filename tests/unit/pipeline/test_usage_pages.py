@@ -236,15 +236,15 @@ def test_group_of_the_root_is_inherited(tmp_path: Path) -> None:
 
 
 def test_report_links_to_pages_that_exist(made: Site) -> None:
-    """Users, jobs and fields of the GPU map; every link leads to a file."""
+    """Users and jobs; every link leads to a file. A field of the GPU map leads to the row of a job that has one."""
     links = set(re.findall(r'href="(\.\./[^"]+)"', made.report()))
     assert len({link for link in links if "/job-" in link}) == len(USERS)
     assert f"../../../../pages/user/{USERS[0]}/index.html" in links
     assert "../../../../pages/account/physics/index.html" in links
     assert all((made.config.reports_dir / "day/2026-11-19" / link).is_file() for link in links)
-    field = re.search(r'<td class="h5"[^>]*><a href="([^"]+)"', made.report())
+    field = re.search(r'<td class="h5"[^>]*><a href="#([^"]+)"', made.report())
     assert field is not None
-    assert "/job-c-47120" in field[1]
+    assert "/job-c-47120" in made.report().partition(f'<tr id="{field[1]}"')[2].partition("</tr>")[0]
 
 
 def test_report_has_no_links_without_an_address(tmp_path: Path) -> None:
