@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.base import compiled
-from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.text import one_line
 
 LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["analysis/join"])
 MISSING, PARTIAL, COMPLETE = 0, 1, 2
@@ -143,13 +141,7 @@ def record(kind: type[Kind], **fields: Any) -> Kind:
 @cache
 def library() -> ctypes.CDLL:
     """Load the library. Raises ``UnreachableError``. Its functions run without the interpreter lock."""
-    try:
-        loaded = ctypes.CDLL(str(LIBRARY))
-        current = compiled.is_current(loaded, Path(__file__).parent)
-    except OSError as error:
-        raise _unusable(f"cannot be loaded: {one_line(error)}") from error
-    if not current:
-        raise _unusable("was compiled from another version of its sources")
+    loaded = compiled.load(LIBRARY, "the reports")
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, parameters in {
         "fold": (*(pointer,) * 6, integer),
@@ -162,9 +154,3 @@ def library() -> ctypes.CDLL:
         getattr(loaded, name).restype = None
     return loaded
 
-
-def _unusable(why: str) -> UnreachableError:
-    return UnreachableError(
-        f"{LIBRARY}: the compiled part of the reports {why}",
-        hint="install slurm-affinode again, or run `python hatch_build.py` in a checkout",
-    )

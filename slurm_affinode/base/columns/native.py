@@ -22,6 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 from slurm_affinode.base import compiled
+from slurm_affinode.base.errors import UnreachableError
 
 LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["base/columns"])
 _NEWEST = pl.CompatLevel.newest()
@@ -73,11 +74,8 @@ class Plan(ctypes.Structure):
 def library() -> ctypes.CDLL | None:
     """Load the library; None if it is missing or of other sources. Its functions run without the interpreter lock."""
     try:
-        loaded = ctypes.CDLL(str(LIBRARY))
-        current = compiled.is_current(loaded, Path(__file__).parent)
-    except OSError:
-        return None
-    if not current:
+        loaded = compiled.load(LIBRARY, "the readers of text")
+    except UnreachableError:
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, parameters in {

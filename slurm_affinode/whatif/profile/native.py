@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.base import compiled
-from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.text import one_line
 
 LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["whatif/profile"])
 _NEVER = (1 << 63) - 1
@@ -32,13 +30,7 @@ class ProfileRecord(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL:
     """Load the library. Raises ``UnreachableError``. Its functions run without the interpreter lock."""
-    try:
-        loaded = ctypes.CDLL(str(LIBRARY))
-        current = compiled.is_current(loaded, Path(__file__).parent)
-    except OSError as error:
-        raise _unusable(f"cannot be loaded: {one_line(error)}") from error
-    if not current:
-        raise _unusable("was compiled from another version of its sources")
+    loaded = compiled.load(LIBRARY, "conservative backfill")
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, parameters in {
         "advance": (pointer, integer),
@@ -53,12 +45,6 @@ def library() -> ctypes.CDLL:
     loaded.take_due.restype = integer
     return loaded
 
-
-def _unusable(why: str) -> UnreachableError:
-    return UnreachableError(
-        f"{LIBRARY}: the compiled part of conservative backfill {why}",
-        hint="install slurm-affinode again, or run `python hatch_build.py` in a checkout",
-    )
 
 
 class Profile:

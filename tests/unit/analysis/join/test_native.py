@@ -98,7 +98,7 @@ def test_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, ch
 @pytest.mark.usefixtures("unloaded")
 def test_library_without_digest_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Any other library of the system takes its place."""
-    monkeypatch.setattr(native, "LIBRARY", "libc.so.6")
+    monkeypatch.setattr(native, "LIBRARY", Path("libc.so.6"))
     with pytest.raises(UnreachableError, match="compiled from another version of its sources"):
         native.library()
 
