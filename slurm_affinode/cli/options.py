@@ -375,23 +375,35 @@ class _Layout:
             place: max(head, longest[place] if place in unbreakable else min(words[place], _LONGEST_WORD))
             for place, head in enumerate(heads)
         }
-        left_out: list[str] = []
-        for column in minor:
-            if _line(least) <= width:
-                break
-            if column in columns:
-                del least[columns.index(column)]
-                left_out.append(column)
+        left_out = _leave_out(least, columns, minor, width)
         if _line(least) > width:
             unbreakable = set()
             least = {place: max(heads[place], min(words[place], size)) for place, size in least.items()}
         for place in sorted(least, key=lambda place: (place in sentences, place), reverse=True):
             if (excess := _line(least) - width) > 0 and columns[place] not in right:
                 least[place] = max(heads[place], min(least[place], _LEAST_TEXT), least[place] - excess)
-        widths = {place: max(heads[place], longest[place]) for place in least}
-        while _line(widths) > width and (longer := [place for place in widths if widths[place] > least[place]]):
-            widths[max(longer, key=widths.__getitem__)] -= 1
-        return cls(widths, left_out, frozenset(unbreakable))
+        most = {place: max(heads[place], longest[place]) for place in least}
+        return cls(_fitted(least, most, width), left_out, frozenset(unbreakable))
+
+
+def _leave_out(least: dict[int, int], columns: Sequence[str], minor: Sequence[str], width: int) -> list[str]:
+    """Remove the first of the columns ``minor`` from ``least`` (place -> width) until the others fit; return them."""
+    left_out: list[str] = []
+    for column in minor:
+        if _line(least) <= width:
+            break
+        if column in columns:
+            del least[columns.index(column)]
+            left_out.append(column)
+    return left_out
+
+
+def _fitted(least: Mapping[int, int], most: Mapping[int, int], width: int) -> dict[int, int]:
+    """Return widths between these that fit into ``width`` if possible: the widest columns give way first."""
+    widths = dict(most)
+    while _line(widths) > width and (longer := [place for place in widths if widths[place] > least[place]]):
+        widths[max(longer, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _longest_word(texts: Iterable[str]) -> int:

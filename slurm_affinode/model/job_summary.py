@@ -216,7 +216,7 @@ class JobSummary:
         table = json_values.table(value)
         version = table.pop("version", None)
         if isinstance(version, int) and version > VERSION:
-            raise LaterFormatError(f"version {version:.0f}")
+            raise LaterFormatError(f"version {version}")
         if version != VERSION:
             raise ValueError(f"not of version {VERSION}")
         summary = json_values.record(cls, table, parsers={datetime: _moment}, strict=False)

@@ -29,7 +29,7 @@ from slurm_affinode.slurm import identifiers
 _DIRECTORY_MODE = 0o711
 _FILE_MODE = 0o600
 _LONGEST_LINE = 16 << 20
-_ADDED = ("admin_comment",)
+_NEW_KEYS = ("admin_comment",)
 """Keys that summaries have since release 0.9.0, whose readers refuse all others."""
 Key = tuple[str, int, str | None]
 """Cluster, raw job ID, submit time as in JSON."""
@@ -106,13 +106,13 @@ def _by_owner(
             skipped.add(name)
         elif uid != 0:
             value = summary.as_json()
-            owned.setdefault(uid, {})[_key(value)] = json.dumps(_published(value), separators=(",", ":")) + "\n"
+            owned.setdefault(uid, {})[_key(value)] = json.dumps(_without_new_keys(value), separators=(",", ":")) + "\n"
     return owned, len(skipped)
 
 
-def _published(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary without keys that say nothing and that readers of release 0.9.0 refuse."""
-    return {key: entry for key, entry in value.items() if entry is not None or key not in _ADDED}
+def _without_new_keys(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary without the null entries that readers of release 0.9.0 refuse."""
+    return {key: entry for key, entry in value.items() if entry is not None or key not in _NEW_KEYS}
 
 
 def _key(value: dict[str, object]) -> Key:

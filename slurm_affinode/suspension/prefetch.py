@@ -56,6 +56,8 @@ class Prefetcher:
             if self._under_way is not None and not self._under_way.done():
                 return
             notes = [note for note in known_notes if not note.given_up]
+            waiting = {(note.key.name, note.seq) for note in notes}
+            self._failures = {image: failure for image, failure in self._failures.items() if image in waiting}
             work = [*self._to_repair(notes), *self._to_bring(notes, plans)]
             if work:
                 self._under_way = self._queue.submit(self._run, work)
@@ -122,11 +124,13 @@ class Prefetcher:
 
     def _repair(self, note: Note) -> bool:
         image = note.key.name, note.seq
-        failures = self._failures.pop(image, (0, 0.0))[0] + 1
-        # Set before, in case of an error.
-        self._failures[image] = failures, self._now() + backoff_s(_MEND_S, _MEND_MAX_S, failures)
-        self._tiers.repair(*image)
-        del self._failures[image]
+        try:
+            self._tiers.repair(*image)
+        except (AffinodeError, OSError):
+            failures = self._failures.get(image, (0, 0.0))[0] + 1
+            self._failures[image] = failures, self._now() + backoff_s(_MEND_S, _MEND_MAX_S, failures)
+            raise
+        self._failures.pop(image, None)
         return True
 
     def _to_bring(self, notes: Sequence[Note], plans: Mapping[int, StartPlan]) -> Iterator[Callable[[], bool]]:

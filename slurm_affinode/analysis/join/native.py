@@ -153,4 +153,3 @@ def library() -> ctypes.CDLL:
     for name in ("give_idle", "end_all_windows"):
         getattr(loaded, name).restype = None
     return loaded
-

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Protocol
 
 from slurm_affinode.base import threads
@@ -30,6 +30,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError
 BLOCK = 64 << 20
 _READ = 1 << 20
 """Read size with the page cache, small enough for the data to stay in the CPU cache; direct I/O uses ``CHUNK``."""
+_ZEROS = memoryview(bytes(_READ))
 _POLL_S = 0.02
 _FILES_AHEAD = 32
 
@@ -153,11 +154,18 @@ def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | 
     return state.digest()
 
 
-@cache
+def add_zeros(state: Hash, length: int) -> None:
+    """Hash ``length`` zeros."""
+    while length > 0:
+        state.update(_ZEROS[: min(length, len(_ZEROS))])
+        length -= len(_ZEROS)
+
+
+@lru_cache(maxsize=8)
 def of_zeros(kind: DigestAlgorithm, length: int) -> bytes:
     """Return the hash of a block of ``length`` zeros."""
     state = kind.new()
-    state.update(memoryview(bytes(length)))
+    add_zeros(state, length)
     return state.digest()
 
 

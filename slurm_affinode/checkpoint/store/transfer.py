@@ -25,7 +25,6 @@ _SMALL = 64 << 20
 _DIRECT_FROM = 1 << 20
 _TOGETHER = 64
 """Number of small files written before the first is synced, so that the disk gets them together."""
-_ZEROS = memoryview(bytes(1 << 20))
 
 Progress = Callable[[int], None]
 T = TypeVar("T")
@@ -301,7 +300,7 @@ class _Copy:
         if not ranges:
             return digest.of_zeros(self.kind, end - begin)
         for start, stop in ranges:
-            _add_zeros(state, start - position)
+            digest.add_zeros(state, start - position)
             for offset in range(start, stop, block_io.CHUNK):
                 length = min(block_io.CHUNK, stop - offset)
                 self.mode.limiter.pass_(length, self.mode.stop)
@@ -319,7 +318,7 @@ class _Copy:
                     for first, last in block_io.runs(buffer, length):
                         block_io.write_from(target, buffer, first, last, offset + first)
             position = stop
-        _add_zeros(state, end - position)
+        digest.add_zeros(state, end - position)
         if not packs and not block_io.is_direct(target):
             block_io.start_writing(target, begin, end - begin)
         return state.digest()
@@ -329,9 +328,3 @@ def _resize(fd: int, size: int) -> None:
     """Truncate or extend a file if its size differs; a call without effect would still modify the file system."""
     if os.fstat(fd).st_size != size:
         os.ftruncate(fd, size)
-
-
-def _add_zeros(state: digest.Hash, count: int) -> None:
-    while count > 0:
-        state.update(_ZEROS[: min(count, len(_ZEROS))])
-        count -= len(_ZEROS)

@@ -46,7 +46,6 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-
 class Profile:
     """Free units over time, and the queue of waiting jobs, each with a reservation. Times are in seconds."""
 
@@ -74,7 +73,7 @@ class Profile:
         self._breakpoints[1] = _NEVER, 0
 
     def advance(self, now: int) -> None:
-        """Forget what was before ``now``."""
+        """Discard what was before ``now``."""
         self._library.advance(self._address, now)
 
     def add(self, start: int, end: int, units: int) -> None:

@@ -44,7 +44,7 @@ static void merge(struct profile *p, int64_t at) {
     shift(p, at + 1, at);
 }
 
-// Forget what was before `now`.
+// Discard what was before `now`.
 void advance(struct profile *p, int64_t now) {
   int64_t past = place(p, now);
   if (past > 0)

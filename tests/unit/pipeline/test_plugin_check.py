@@ -167,7 +167,7 @@ def dry(site: Site, store: Path) -> Site:
 @pytest.mark.parametrize("change", [_no_line, _no_plugstack])
 @pytest.mark.parametrize("exists", [False, True])
 def test_dry_run_without_images_needs_no_line(site: Site, change: Callable[[Site], None], *, exists: bool) -> None:
-    """The agent is installed before the plugin, with ``suspend.dry_run``; the hint says what is to be added."""
+    """The agent is installed before the plugin, with ``suspend.dry_run``; the hint says which line to add."""
     change(site)
     store = site.root / "images"
     if exists:

@@ -257,7 +257,13 @@ def test_json_form_is_read_back(site: Site) -> None:
     text = json.dumps(made.as_json())
     again = JobSummary.from_json(json.loads(text))
     assert again.as_json() == json.loads(text)
-    for key, value in (("version", 2), ("gpus", {}), ("until", "yesterday"), ("until", "2026-11-01T00:00:00")):
+    for key, value in (
+        ("version", 2),
+        ("version", 10**400),
+        ("gpus", {}),
+        ("until", "yesterday"),
+        ("until", "2026-11-01T00:00:00"),
+    ):
         with pytest.raises(ValueError, match=r".+"):
             JobSummary.from_json({**json.loads(text), key: value})
     later = json.loads(text)
