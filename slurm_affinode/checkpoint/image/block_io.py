@@ -231,6 +231,17 @@ def write_from(fd: int, block: Buffer, begin: int, end: int, offset: int) -> Non
             past_cache(fd, on=False)
 
 
+def is_hole(fd: int, offset: int, end: int) -> bool:
+    """Return whether a range of a file is a hole; false if the file ends before, or its file system reports no holes.
+
+    Data is not followed to its end, as ``data_ranges`` does: in memory (tmpfs) that takes as long as the file is.
+    """
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA) >= end
+    except OSError as error:
+        return error.errno == errno.ENXIO and os.fstat(fd).st_size >= end
+
+
 def data_ranges(fd: int, offset: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of a file that are not holes, or the whole range if the file system does not report holes."""
     while offset < end:

@@ -24,7 +24,7 @@ from functools import cache, lru_cache
 from typing import Protocol
 
 from slurm_affinode.base import threads
-from slurm_affinode.checkpoint.image.block_io import CHUNK, buffer, data_ranges, is_direct, read_into
+from slurm_affinode.checkpoint.image.block_io import CHUNK, buffer, is_direct, is_hole, read_into
 from slurm_affinode.checkpoint.interface import CheckpointError
 
 BLOCK = 64 << 20
@@ -138,7 +138,7 @@ def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | 
     state, piece = kind.new(), buffer()
     begin, end = number * BLOCK, min(size, (number + 1) * BLOCK)
     length = CHUNK if is_direct(fd) else _READ
-    if begin < end <= os.fstat(fd).st_size and not any(data_ranges(fd, begin, end)):
+    if begin < end and is_hole(fd, begin, end):
         if take is not None:
             piece.view[:length] = bytes(length)
             for offset in range(begin, end, length):
